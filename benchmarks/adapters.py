@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="the encoder that is trained: a Hub name or a folder")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--only", default=",".join(RUNS), help="runs to make, by comma")
-    parser.add_argument("--lengths", default="48,96", help="tokens of a query and of a code")
+    parser.add_argument("--lengths", default="48,96", help="tokens of a query and of a function")
     parser.add_argument("--max_steps", type=int, default=-1, help="steps of every run; -1 is one epoch")
     arguments = parser.parse_args()
     folders = {"untrained": arguments.output_dir / "untrained-dimensions"}

@@ -87,7 +87,15 @@ def main() -> None:
     encoder = load_encoder(arguments.model, device="cpu")
     options = DataArguments(language="python", eval_data_dir=",".join(arguments.folders))
     sets = load_evaluation_sets(options, encoder.profile)
-    headers = ["set", "queries", "codes", "relevant codes", "queries with ties", "our MRR, cut at 1,000", "mteb's"]
+    headers = [
+        "set",
+        "queries",
+        "functions",
+        "relevant functions",
+        "queries with ties",
+        "our MRR, cut at 1,000",
+        "mteb's",
+    ]
     headers += ["our nDCG@10", "mteb's", "as mteb prints it", "difference", "largest of a query"]
     print(table(headers, [compare(arguments.model, encoder, each) for each in sets], ".7f"))
 

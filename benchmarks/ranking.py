@@ -181,7 +181,7 @@ def main() -> None:
     if importlib.util.find_spec("faiss") is None:
         methods = [method for method in methods if method != "faiss"]
     title = (
-        f"## Ranking {arguments.queries:,} queries x {arguments.codes:,} codes x {arguments.dim}\n\n"
+        f"## Ranking {arguments.queries:,} queries x {arguments.codes:,} functions x {arguments.dim}\n\n"
         f"{datetime.date.today()}, {platform.processor() or platform.machine()}, {arguments.threads} threads, "
         f"float32, median of {arguments.repeats}. {arguments.note}\n\n"
         "| embeddings | method | times ours | wall, s | spread, s | CPU, s | peak, MiB | ranks wrong |\n"

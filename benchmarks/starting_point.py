@@ -45,7 +45,7 @@ def add_encoder_options(parser: argparse.ArgumentParser, lengths: str = "128,256
     """Adds the options that `begin` reads."""
     parser.add_argument("--model", help="folder or Hub name of an encoder (default: random weights of --size)")
     parser.add_argument("--size", default="256x4", help="hidden size x layers of a RoBERTa with random weights")
-    parser.add_argument("--lengths", default=lengths, help="tokens of a query and of a code")
+    parser.add_argument("--lengths", default=lengths, help="tokens of a query and of a function")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 
 

@@ -244,8 +244,8 @@ def main() -> None:
         sys.stderr.write(f"{hard_negatives[-1]}\n")
     headers = ["estimator", "batch", "InfoNCE step, ms", "added, ms", "of the step", "of 30 ms", "paired ratio (95 %)"]
     headers += ["in the worker, ms", "drawing, ms", "without cache, of the step"]
-    own_headers = ["queries", "codes with hard negatives", "tokens", "step, ms"]
-    own_headers += ["codes of random pairs", "their tokens", "their step, ms", "ratio (95 %)"]
+    own_headers = ["queries", "functions with hard negatives", "tokens", "step, ms"]
+    own_headers += ["functions of random pairs", "their tokens", "their step, ms", "ratio (95 %)"]
     threads = torch.get_num_threads()
     print(f"torch {torch.__version__}, {threads} threads, RoBERTa {options.size}, {options.clock} time\n")
     print(table(headers, results), "\n")

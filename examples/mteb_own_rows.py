@@ -48,7 +48,7 @@ class OwnRows(AbsTaskRetrieval):
         self.split = split
 
     def load_data(self, *args, **kwargs) -> None:
-        """Sets `self.dataset` to the queries, the corpus, and the relevant codes of each query."""
+        """Sets `self.dataset` to the queries, the corpus, and the relevant functions of each query."""
         queries = self.split.queries["docstring"][:]
         codes = self.split.corpus["code"][:]
         relevant = {str(query): {} for query in range(len(queries))}

@@ -18,20 +18,20 @@ from soft_trainer import Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingArgum
 
 
 class SharedNames(Estimator):
-    """An estimator that compares two codes by their names: the query's positive, and another code.
+    """An estimator that compares two functions by their names: the query's positive, and another function.
 
-    The similarity is the Jaccard index: the number of names in both codes, divided by the number of names in either.
+    The similarity is the Jaccard index: the number of names in both, divided by the number of names in either.
     """
 
     alpha, beta, temperature = 1.3, 0.7, 0.1
 
     def fit(self, split):
-        """Finds the names in every code of the training rows, before training."""
+        """Finds the names in every function of the training rows, before training."""
         self.names = [set(re.findall(r"[a-zA-Z_]{3,}", code)) for code in split.corpus["code"]]
-        self.positives = dict(split.judgments.pairs().tolist())  # a relevant code for each query
+        self.positives = dict(split.judgments.pairs().tolist())  # a relevant function for each query
 
     def similarity(self, query_rows, code_rows):
-        """Returns the similarities of queries and codes, which are given by their row numbers, as Tensor[Q, C]."""
+        """Returns the similarities of queries and functions, which are given by their row numbers, as Tensor[Q, C]."""
         table = torch.zeros(len(query_rows), len(code_rows))
         for row, query in enumerate(query_rows):
             positive = self.names[self.positives[int(query)]]

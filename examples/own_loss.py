@@ -28,7 +28,7 @@ def softplus(scores: Tensor, positives: Tensor, *, weights: Tensor) -> Tensor:
 
 
 def halves(similarity: Tensor, positives: Tensor) -> Tensor:
-    """Returns a weight of 0.5 for codes whose similarity is above the query's median, otherwise 1, Tensor[B, N]."""
+    """Weighs by 0.5 the functions whose similarity is above the query's median, and others by 1, Tensor[B, N]."""
     return torch.where(similarity > similarity.median(dim=1, keepdim=True).values, 0.5, 1.0)
 
 

@@ -21,5 +21,5 @@ ESTIMATORS = {
 }
 # For messages: the estimators that find similar rows, which similar batches and mined negatives need.
 FIND_NEIGHBOURS = "bm25, simcse, trained_model or initial_model"
-# For messages: the estimators that compare queries with codes.
+# For messages: the estimators that compare queries with functions.
 COMPARE_CODES = "an encoder (initial_model, trained_model), or bm25 with bm25_document_column=code_tokens"

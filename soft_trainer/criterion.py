@@ -26,7 +26,7 @@ NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 
 @dataclass(frozen=True)
 class Targets:
-    """Labels for B queries and the N codes in a batch: the positives, the negatives and their weights.
+    """Labels for B queries and the N functions in a batch: the positives, the negatives and their weights.
 
     `Criterion.targets` computes the targets before the scores are known. `targets[block]` selects some queries.
 
@@ -136,7 +136,7 @@ class Criterion:
         return Targets(positives, negatives, extra_positives, similarity, weights)
 
     def __call__(self, scores: Tensor, targets: Targets) -> Tensor:
-        """Computes the mean loss of B queries against N codes, a scalar.
+        """Computes the mean loss of B queries against N functions, a scalar.
 
         If a query has several positives, the loss is computed for each positive in turn, with the other positives
         excluded, and then averaged.
@@ -250,7 +250,7 @@ class Criterion:
 
     @property
     def smallest_batch(self) -> int:
-        """The minimum number of codes in a batch: 2, or more if Eq. 4 or top-k cancellation needs more negatives."""
+        """The least number of functions in a batch: 2, or more if Eq. 4 or top-k cancellation needs more negatives."""
         cancelled = 0
         if self.cancel == "top_k":
             cancelled = self.cancel_k
@@ -277,7 +277,7 @@ class Criterion:
             except Exception as error:
                 names = f"loss={self.loss}, weighting={self.weighting}"
                 raise UserError(
-                    f"{names} failed on a test batch of 3 queries and 5 codes. {type(error).__name__}: {error}"
+                    f"{names} failed on a test batch of 3 queries and 5 functions. {type(error).__name__}: {error}"
                 ) from error
             if not isinstance(loss, Tensor) or loss.shape or not loss.requires_grad:
                 raise UserError(

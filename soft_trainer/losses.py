@@ -3,7 +3,7 @@
 `criterion.py` calls these functions. They take the arguments below, and some also take `weights` or `similarity`.
 `soft_info_nce` has no argument `negatives`, because a weight of 0 excludes a column.
 
-    scores      Tensor[B, N], the scores of B queries against the N codes of the global batch
+    scores      Tensor[B, N], the scores of B queries against the N functions of the global batch
     positives   LongTensor[B], the column of each query's positive; by default `arange(B)`
     negatives   BoolTensor[B, N], True where a column is a negative; by default all columns but the positive
     reduction   "mean" for the mean over queries, "none" for the loss of each query, Tensor[B]

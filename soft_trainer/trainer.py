@@ -8,7 +8,7 @@ methods in this order. `transformers.Trainer` runs the loop around them:
     get_train_dataloader                       returns the batches, which data workers build with `TrainBatches`
     training_step                              runs one step on a batch
         _prepare_inputs                        moves the batch to the device, and makes its weights there
-        compute_loss                           embeds the texts (packed in one pass, or padded), gathers the codes, and
+        compute_loss                           embeds the texts (packed in one pass, or padded), gathers the functions,
             block_loss                         scores them and calls the criterion
         or _cached_step                        does the same with gradient caching
     evaluate -> predict                        embeds the queries and the corpus, and ranks the corpus for each query
@@ -87,14 +87,14 @@ class SoftInfoNCETrainer(SavingTrainer):
         args: `SoftInfoNCETrainingArguments` or plain `transformers.TrainingArguments`. Without an estimator among the
             callbacks, `SoftInfoNCETrainingArguments` select the command line's default estimator, and plain
             `TrainingArguments` train with InfoNCE.
-        train_dataset: pairs of a query and a code with the columns that `load_rows` recognises, as a `Dataset`, a data
-            frame or a list of dicts, or a `Split` of queries, corpus and judgments. A dict holds several sources; each
-            batch comes from one source. The trainer stores the pairs as `train_dataset` and the `Split` as
+        train_dataset: pairs of a query and a function with the columns that `load_rows` recognises, as a `Dataset`, a
+            data frame or a list of dicts, or a `Split` of queries, corpus and judgments. A dict holds several sources;
+            each batch comes from one source. The trainer stores the pairs as `train_dataset` and the `Split` as
             `train_split`.
-        eval_dataset: pairs as in `train_dataset`, rows with a query and the `url` of its code, a `Split`, or a dict of
-            any of these. The trainer converts them to splits.
-        codebase: the corpus to rank for the queries, as rows with a `url` and a code, or as a dict with the keys of
-            `eval_dataset`. By default, the codes of `eval_dataset`.
+        eval_dataset: pairs as in `train_dataset`, rows with a query and the `url` of its function, a `Split`, or a
+            dict of any of these. The trainer converts them to splits.
+        codebase: the corpus to rank for the queries, as rows with a `url` and a function, or as a dict with the keys
+            of `eval_dataset`. By default, the functions of `eval_dataset`.
         processing_class: the tokenizer. By default, the tokenizer of a model that is passed by name.
         encoder: pooling, score, prompts and maximum lengths. By default, they are inferred from the model.
         data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`. A
@@ -396,7 +396,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss
 
     def both_embeddings(self, model, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Embeds the queries and the codes of a batch, with one forward pass if they are packed."""
+        """Embeds the queries and the functions of a batch, with one forward pass if they are packed."""
         if batch.packed is not None:
             both = encode(model, self.encoder, batch.packed)
             number = len(batch.rows)
@@ -407,15 +407,16 @@ class SoftInfoNCETrainer(SavingTrainer):
         return queries, codes
 
     def embeddings(self, model, side: Side) -> Tensor:
-        """Embeds the queries or the codes of a batch, in the batch's order. Returns Tensor[B, d]."""
+        """Embeds the queries or the functions of a batch, in the batch's order. Returns Tensor[B, d]."""
         return torch.cat([encode(model, self.encoder, chunk) for chunk in side.chunks])[side.order]
 
     def block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
-        """Returns the loss of one block of this process's queries against the codes of the batch.
+        """Returns the loss of one block of this process's queries against the functions of the batch.
 
         Args:
             queries: Tensor[B, d], this process's queries.
-            codes: Tensor[N, d], the codes of all processes, or of this process if the plan does not gather codes.
+            codes: Tensor[N, d], the functions of all processes, or of this process if the plan does not gather
+                functions.
             batch: the batch, on the device of the embeddings.
             block: the rows of `queries` to compute the loss of.
         """
@@ -643,13 +644,13 @@ class SoftInfoNCETrainer(SavingTrainer):
 
         Args:
             dataset: rows with a `url` and a query, or a `Split`, which has its own corpus.
-            codebase: the corpus, as rows with a `url` and a code. By default, the trainer's corpus.
+            codebase: the corpus, as rows with a `url` and a function. By default, the trainer's corpus.
             metric_key_prefix: the first part of each metric's name.
             codes, queries: the results of `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if you
                 have already computed them.
 
         Raises:
-            UserError: the corpus is missing, or it lacks a query's relevant code.
+            UserError: the corpus is missing, or it lacks a query's relevant function.
         """
         start = time.time()
         split = self._splits(dataset, codebase, metric_key_prefix)
@@ -686,7 +687,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return evaluation_splits(sets, codebase, name, self.columns)
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
-        """Embeds the queries or codes in `rows`. Returns Tensor[n, d] on every process. `side` is "query" or "code".
+        """Embeds the queries or functions in `rows`. Returns Tensor[n, d] on every process. `side` is query or code.
 
         The dot products of the embeddings are the encoder's scores, before multiplication by the score scale.
         """
@@ -705,7 +706,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.optimizer.eval()
 
     def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
-        """Tokenises the queries or codes in `rows`, in one process per machine. The other processes read the cache."""
+        """Tokenises the queries or functions in `rows`, in one process per machine. The others read the cache."""
         with self.args.main_process_first(desc=f"tokenising {side}"):
             return column_of(rows, side, self.encoder, self.processing_class)
 

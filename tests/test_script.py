@@ -114,7 +114,7 @@ def finished(data_dir, tmp_path_factory):
 @pytest.mark.slow
 def test_a_run_prints_what_is_in_the_data_what_it_trains_and_what_came_of_it(finished):
     printed, _ = finished
-    for words in ("codes compared per query", "BM25Estimator", "cosine x 20", "float32"):
+    for words in ("functions compared per query", "BM25Estimator", "cosine x 20", "float32"):
         assert words in printed
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()]
     settings = dict(cells for cells in lines if len(cells) == 2)

@@ -143,8 +143,8 @@ def test_the_last_short_batch_is_dropped_by_default(trainer_of):
 @pytest.mark.parametrize(
     ("similarity", "words"),
     [
-        (lambda queries, codes: torch.zeros(len(queries)), r"returned shape \(8,\) for 8 queries and 8 codes"),
-        (lambda queries, codes: [[0.0] * len(codes)] * len(queries), "returned list for 8 queries and 8 codes"),
+        (lambda queries, codes: torch.zeros(len(queries)), r"returned shape \(8,\) for 8 queries and 8 functions"),
+        (lambda queries, codes: [[0.0] * len(codes)] * len(queries), "returned list for 8 queries and 8 functions"),
         (
             lambda queries, codes: torch.where(codes[None, :] == 5, torch.nan, torch.zeros(len(queries), len(codes))),
             r"returned NaN for the rows \d+ \(query\) and 5 \(code\)",
@@ -176,7 +176,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_its_rows(trainer_of):
     [
         (
             {},
-            "8 queries and 8 codes on cpu: set gradient_cache_chunk_size=32, .* a smaller per_device_train_batch_size",
+            "8 queries and 8 functions on cpu: set gradient_cache_chunk_size=32, .* smaller per_device_train_batch_",
         ),
         ({"gradient_cache_chunk_size": 4}, ".*: set gradient_cache_chunk_size=2, which does not change the batch, or"),
     ],
@@ -285,7 +285,7 @@ def test_rows_may_be_lists_of_dicts_everywhere(trainer_of, dataset):
         (lambda trainer, rows: trainer.predict(rows.select([])), "test: no rows"),
         (
             lambda trainer, rows: trainer.predict(rows.remove_columns("url")),
-            "test, .*no code in the corpus has the url",
+            "test, .*no function in the corpus has the url",
         ),
         (
             lambda trainer, rows: trainer.predict(

@@ -35,7 +35,7 @@ PAIRS = (
 CODES = ("code", "code_tokens")  # of CodeSearchNet
 RECOGNISED = tuple(dict.fromkeys((*QUERY_COLUMNS, *CODES, *chain.from_iterable(PAIRS), *NEGATIVE_NAMES)))
 LOOKS_LIKE = {"pos", "positive", "positives", "neg", "negs", "negative", "negatives"}  # words in a column's name
-TEXT_ID = "code:"  # the start of an id that is the hash of a code
+TEXT_ID = "code:"  # the start of an id that is the hash of a function
 COLUMNS_OF = {"query": QUERY_COLUMNS, "code": CODES}
 
 
@@ -53,7 +53,7 @@ ANY_COLUMNS = ColumnNames()
 def chosen_columns(
     data: dict[str, Dataset], query: str | None, code: str | None, source: str, quiet: bool = False
 ) -> dict[str, Sequence[str]]:
-    """Chooses the columns to read queries and codes from, and prints detected names such as `anchor`.
+    """Chooses the columns to read queries and functions from, and prints detected names such as `anchor`.
 
     Args:
         data: the rows, keyed by split.
@@ -75,7 +75,7 @@ def chosen_columns(
     if not (query or code or {*QUERY_COLUMNS} & {*names}):
         query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
         if query is not None and not quiet:  # without recognised columns, `text_column` raises an error
-            print_on_main(f"{source}: reading queries from column {query!r} and codes from {code!r}")
+            print_on_main(f"{source}: reading queries from column {query!r} and functions from {code!r}")
     return {"query": (query,) if query else QUERY_COLUMNS, "code": (code,) if code else CODES}
 
 
@@ -212,9 +212,9 @@ def with_ids(
     id_column: str | None,
     places: Mapping[str, str],
 ) -> dict[str, Dataset]:
-    """Renames the id column to `url`, or drops an unrelated `url` column so that the code's text becomes the id.
+    """Renames the id column to `url`, or drops an unrelated `url` column so that the function's text becomes the id.
 
-    `url` remains the id if the rows have CodeSearchNet's columns, or if a split has only queries or only codes.
+    `url` remains the id if the rows have CodeSearchNet's columns, or if a split has only queries or only functions.
 
     Args:
         data: the rows, keyed by split.
@@ -223,8 +223,8 @@ def with_ids(
         places: where the rows of each split come from, for messages.
 
     Raises:
-        UserError: a row has no id, or rows with the same id have different codes. CodeSearchNet's rows are exempt,
-            because one url can have several versions of a code.
+        UserError: a row has no id, or rows with the same id have different functions. CodeSearchNet's rows are exempt,
+            because one url can have several versions of a function.
     """
     names = set().union(*(rows.column_names for rows in data.values()))
     of_text = {*columns["code"]}
@@ -254,7 +254,7 @@ def with_ids(
 def _check_one_code(
     data: Mapping[str, Dataset], columns: Sequence[str], id_column: str, places: Mapping[str, str]
 ) -> None:
-    """Raises UserError if two rows have the same id but different codes. The message gives both rows."""
+    """Raises UserError if two rows have the same id but different functions. The message gives both rows."""
     first: dict[str, tuple[str, str]] = {}
     for split, rows in data.items():
         if not columns_in(rows, columns):
@@ -268,7 +268,7 @@ def _check_one_code(
 
 
 def with_text_ids(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Adds a missing `url` column, with a hash of each code's text so that equal codes have equal ids."""
+    """Adds a missing `url` column, with a hash of each function's text so that equal functions have equal ids."""
     with_urls = dict(data)
     for name, rows in data.items():
         if "url" not in rows.column_names and columns_in(rows, CODES):

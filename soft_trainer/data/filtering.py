@@ -26,7 +26,7 @@ VERDICTS = Features({"dropped_by": Value("string"), "fingerprint": Value("uint64
 def filter_rows(
     dataset: Dataset, rules: Sequence[str], num_proc: int | None = None, name: str = "rows"
 ) -> tuple[Dataset, dict[str, int]]:
-    """Drops the rows that break one of `rules`, and removes comments from codes if `comments` is among them.
+    """Drops the rows that break one of `rules`, and removes comments from functions if `comments` is among them.
 
     The rules apply in the order of `RULES`.
 

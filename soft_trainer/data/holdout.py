@@ -31,8 +31,8 @@ def divided(split: Split, random: bool = True) -> dict[str, Split]:
 
     If the column `partition` contains at least two splits, it decides. Otherwise, about 80 % become train, 10 % valid
     and 10 % test, and all rows of a repository go to the same split. With fewer than three repositories, rows with the
-    same id, query or code go to the same split instead. Finally, training rows whose id, query or code is in valid or
-    test are dropped.
+    same id, query or function go to the same split instead. Finally, training rows whose id, query or function is in
+    valid or test are dropped.
 
     Args:
         random: whether to divide pairs without a usable `partition`. If False, all of them become train.
@@ -85,7 +85,7 @@ def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray]) -> tuple
         reason = f"by {column}"
     if len(set(groups)) < len(DIVIDED):
         groups = list(map(str, _groups_of_equals(hashes, len(rows))))
-        reason = "at random; equal ids, queries and codes stay together"
+        reason = "at random; equal ids, queries and functions stay together"
     sizes = Counter(groups)
     if len(sizes) < len(DIVIDED):
         raise UserError(
@@ -96,7 +96,7 @@ def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray]) -> tuple
 
 
 def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
-    """Makes evaluation splits from some of a split's pairs. The new splits share a corpus, the codes of these pairs.
+    """Makes evaluation splits from some of a split's pairs. The new splits share a corpus: these pairs' functions.
 
     Each id occurs only once in the corpus.
 
@@ -126,7 +126,7 @@ def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:
 
 
 def equal_rows(hashes: Mapping[str, np.ndarray], others: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:
-    """Returns a mask, bool[rows], of the rows whose id, query or code also occurs in `others`.
+    """Returns a mask, bool[rows], of the rows whose id, query or function also occurs in `others`.
 
     Args:
         hashes: the result of `row_hashes` for the rows.
@@ -140,7 +140,7 @@ def equal_rows(hashes: Mapping[str, np.ndarray], others: Iterable[Mapping[str, n
 
 
 def without_held_out(train: Split, evaluated: Iterable[Split], corpora: bool = False) -> Split:
-    """Drops the training pairs whose id, query or code also occurs in a pair of an evaluation split.
+    """Drops the training pairs whose id, query or function also occurs in a pair of an evaluation split.
 
     Args:
         corpora: whether to also drop pairs whose code or id occurs anywhere in the evaluation corpora.
@@ -155,17 +155,17 @@ def without_held_out(train: Split, evaluated: Iterable[Split], corpora: bool = F
 
 
 def warn_of_overlap(evaluated: Mapping[str, Split], train: Split) -> None:
-    """Warns if pairs of an evaluation split share an id, a query or a code with a training pair. Prints how many."""
+    """Warns if pairs of an evaluation split share an id, query or function with a training pair. Prints how many."""
     trained = row_hashes(train.to_pairs()) if evaluated else {}
     for name, split in evaluated.items():
         equal = equal_rows(row_hashes(split.to_pairs()), [trained])
         if equal.any():
             counts = f"{equal.sum():,} of {len(equal):,} pairs"
-            print_on_main(f"warning: {name}: {counts} share a query, code or id with a training row")
+            print_on_main(f"warning: {name}: {counts} share a query, function or id with a training row")
 
 
 def _groups_of_equals(hashes: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
-    """Groups rows that share an id, a query or a code, directly or through other rows.
+    """Groups rows that share an id, a query or a function, directly or through other rows.
 
     Returns:
         The index of the first row in each row's group, int[rows].

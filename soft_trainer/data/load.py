@@ -64,17 +64,17 @@ def load_rows(
 
     Columns with a name in `PAIRS` are detected automatically. If there are only training rows, they are divided by the
     column `partition` (if it contains at least two splits), by repository, or at random (if there are fewer than three
-    repositories). Training rows whose id, query or code is also in valid or test are then dropped. The id of a code is
-    its `url` in rows with CodeSearchNet's columns, otherwise its text. The corpus of valid and test is `codebase` or,
-    if there is none, the codes of both splits. Columns are renamed to CodeSearchNet's names; `repr(split)` lists the
-    old and the new names.
+    repositories). Training rows whose id, query or function is also in valid or test are then dropped. The id of a
+    function is its `url` in rows with CodeSearchNet's columns, otherwise its text. The corpus of valid and test is
+    `codebase` or, if there is none, the functions of both splits. Columns are renamed to CodeSearchNet's names;
+    `repr(split)` lists the old and the new names.
 
     Args:
         source: a file or a folder of JSON Lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
             layout of BEIR, CoSQA or CoSQA+, a name on the Hub, a data frame, a list of dicts, or a `Dataset`. A dict
             maps either splits to rows, or names to several such sources.
         query_column, code_column: the names of these columns, if they are not detected.
-        id_column: the column with the code's id. The default is described above.
+        id_column: the column with the function's id. The default is described above.
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has no corpus.
         language: the configuration of a data set on the Hub, such as "ruby" for CodeSearchNet. Of other rows with a
             column `language`, only those in this language are loaded.
@@ -120,7 +120,7 @@ def read_source(
     Args:
         needed: the splits that the caller uses. If valid or test is needed but there is only train, train is divided.
             If train is not needed, it is skipped unless there is no other split.
-        check: whether to raise an error for rows without a text or without a relevant code.
+        check: whether to raise an error for rows without a text or without a relevant function.
         divide: whether to divide rows whose file or key is not named after a split. If False, these rows become train,
             or test if train is not needed.
         one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
@@ -178,11 +178,11 @@ def read_source(
 def load_judged(folder: Path) -> dict[str, Split]:
     """Reads the splits of a folder in the layout of BEIR, CoSQA or CoSQA+. Returns {} for other layouts.
 
-    The corpus of train has only judged codes. CoSQA+ has only test.
+    The corpus of train has only judged functions. CoSQA+ has only test.
 
     Raises:
-        UserError: a file is missing or cannot be read, or a judgment mentions an unknown query or code. The message
-            includes the file and the row.
+        UserError: a file is missing or cannot be read, or a judgment mentions an unknown query or function. The
+            message includes the file and the row.
     """
     if is_beir(folder):
         return load_beir(folder)
@@ -211,13 +211,13 @@ def make_splits(
     check: bool = True,
     files: Mapping[str, str] | None = None,
 ) -> dict[str, Split]:
-    """Makes splits from rows with any column names. A code is relevant to the queries with the same id.
+    """Makes splits from rows with any column names. A function is relevant to the queries with the same id.
 
     Args:
         tables: the rows, keyed by split. The rows of `codebase` are the corpus of all splits except train.
         place: where the rows come from, for messages.
         names: the column names set by the user.
-        check: whether to raise an error for rows without a text or without a relevant code.
+        check: whether to raise an error for rows without a text or without a relevant function.
         files: the paths of some splits' files, for messages.
 
     Raises:
@@ -354,16 +354,16 @@ def evaluation_splits(
     """Makes splits from a trainer's `eval_dataset` and `codebase`.
 
     Args:
-        sets: rows with a query and the `url` of its code, rows with a query and a code, a `Split` with its corpus, or
-            a dict of any of these.
-        codebase: the corpus of all sets, or a dict of corpora with the keys of `sets`. By default, the codes of each
-            set.
+        sets: rows with a query and the `url` of its function, rows with a query and a function, a `Split` with its
+            corpus, or a dict of any of these.
+        codebase: the corpus of all sets, or a dict of corpora with the keys of `sets`. By default, the functions of
+            each set.
 
     Returns:
         A split, or a dict of splits with the keys of `sets`.
 
     Raises:
-        UserError: the corpus is missing, or it contains no relevant code for a query.
+        UserError: the corpus is missing, or it contains no relevant function for a query.
     """
     if sets is None:
         return None

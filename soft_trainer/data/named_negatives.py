@@ -1,4 +1,4 @@
-"""Reads the columns named as negatives, which list each row's hard negatives, codes that do not answer the query."""
+"""Reads the columns of negatives, which list each row's hard negatives: functions that do not answer its query."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from datasets import Dataset, List, Value, concatenate_datasets
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
-NEGATIVES = "negatives"  # a column of codes, as texts or urls, that do not answer the row's query
+NEGATIVES = "negatives"  # a column of functions, as texts or urls, that do not answer the row's query
 NEGATIVE_NAMES = (NEGATIVES, "neg", "negative", "negative_1")  # the last one with any number
 COLUMN = re.compile(r"negatives|neg|negative(_\d+)?")
-URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # such a value is an id, not the text of a code
+URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # such a value is an id, not the text of a function
 
 
 def with_negative_columns(rows: Dataset, place: str, quiet: bool = False) -> Dataset:
@@ -36,15 +36,15 @@ def with_negative_columns(rows: Dataset, place: str, quiet: bool = False) -> Dat
 
 
 def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, np.ndarray]:
-    """Finds the codes that the column `negatives` lists in the corpus, and adds the missing codes to the corpus.
+    """Finds the functions that the column `negatives` lists in the corpus, and adds missing ones to the corpus.
 
     Args:
         rows: training rows with the column `negatives`.
-        corpus: the codes of the rows, in the same order.
+        corpus: the functions of the rows, in the same order.
         urls: object[rows], the id of each row's code, or None.
 
     Returns:
-        The extended corpus, and the (query, negative code) pairs, int64[P, 2].
+        The extended corpus, and the (query, negative function) pairs, int64[P, 2].
 
     Raises:
         UserError: a value is not a list of texts, or is a url that no row has.
@@ -63,7 +63,7 @@ def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Da
             if code is None:
                 if URL.match(name):
                     raise UserError(
-                        f"negatives, row {query + 1}: no row has the url {name[:80]!r}; use the code's text instead"
+                        f"negatives, row {query + 1}: no row has the url {name[:80]!r}; use its text instead"
                     )
                 code = len(rows) + len(added)
                 row_of[name] = code
@@ -82,12 +82,12 @@ def _names(names, row: int) -> list[str]:
     if isinstance(names, str):
         names = [names]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"negatives, row {row + 1}: expected a list of codes or urls, not {names!r:.80}")
+        raise UserError(f"negatives, row {row + 1}: expected a list of functions or urls, not {names!r:.80}")
     return [name for name in names if name.strip()]
 
 
 def _code_texts(corpus: Dataset) -> list[str]:
-    """Returns the text of each code in the corpus, for comparison with negatives. Joins tokens with spaces."""
+    """Returns the text of each function in the corpus, for comparison with negatives. Joins tokens with spaces."""
     if "code" in corpus.column_names:
         return [code or "" for code in corpus["code"]]
     return [" ".join(tokens or ()) for tokens in corpus["code_tokens"]]

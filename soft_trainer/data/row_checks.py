@@ -20,21 +20,21 @@ from soft_trainer.terminal import print_on_main
 
 UNREAD = ("score", "relevance")  # columns whose meaning is unclear
 SHOWN = 5  # rows to list in a message
-MOST_RELEVANT = 100  # relevant pairs per query or code; more means that the id column does not identify codes
+MOST_RELEVANT = 100  # relevant pairs per query or function; more means that the id column does not identify functions
 
 
 def check_split(
     split: Split, name: str, profile: EncoderProfile | None = None, files: Mapping[str, str] | None = None
 ) -> None:
-    """Checks the texts, languages, ids and relevant codes of a split before training or evaluation.
+    """Checks the texts, languages, ids and relevant functions of a split before training or evaluation.
 
     Args:
-        name: the name of the split in messages. For "train", relevant codes are not checked.
+        name: the name of the split in messages. For "train", relevant functions are not checked.
         profile: the encoder that reads the rows. If None, a row needs a text in any query or code column.
-        files: the files that queries and codes come from, for messages, keyed by "query" and "code".
+        files: the files that queries and functions come from, for messages, keyed by "query" and "code".
 
     Raises:
-        UserError: the split is empty, a column is missing, rows have no text, or a query has no relevant code. The
+        UserError: the split is empty, a column is missing, rows have no text, or a query has no relevant function. The
             message gives the file and the row numbers.
     """
     places = {"query": name, "code": "train" if name == "train" else "codebase"} | (files or {})
@@ -69,7 +69,7 @@ def check_split(
 
 
 def _is_long(split: Split, side: str, row: int) -> bool:
-    """Returns True if the other text of a query's or a code's row is over ten times as long as the median text."""
+    """Returns True if the other text of a query's or a function's row is over ten times as long as the median text."""
     own = ("query", "code").index(side)
     pairs = split.judgments.pairs()
     others = pairs[pairs[:, own] == row, 1 - own]
@@ -96,20 +96,20 @@ def check_labels(rows: Dataset, place: str) -> None:
 
 
 def name_repeated(rows: Dataset, place: str) -> None:
-    """Prints how many rows repeat the query and the code of an earlier row. These rows are kept."""
+    """Prints how many rows repeat the query and the function of an earlier row. These rows are kept."""
     columns = [columns_in(rows, COLUMNS_OF[side])[:1] for side in COLUMNS_OF]
     if not all(columns):
         return
     texts = {side: text_ids(column_texts(rows, column)) for side, (column,) in zip(COLUMNS_OF, columns, strict=True)}
     if repeated := int(pd.DataFrame(texts).duplicated().sum()):
         print_on_main(
-            f"{place}: {repeated:,} of {len(rows):,} rows repeat the query and the code of an earlier row; they are "
-            "kept, in evaluation sets too"
+            f"{place}: {repeated:,} of {len(rows):,} rows repeat the query and the function of an earlier row; they "
+            "are kept, in evaluation sets too"
         )
 
 
 def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
-    """Raises UserError if a query has no relevant code, or if an id is missing, repeated or shared by many codes."""
+    """Raises UserError if a query has no relevant function, or an id is missing, repeated or shared by many rows."""
     ids = split.judgments.stored
     if isinstance(ids, EqualIds) and split.judgments.examples is None:
         for side, rows in (("query", split.queries), ("code", split.corpus)):
@@ -128,19 +128,19 @@ def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
     counts = split.judgments.relevant_counts()
     missing = np.flatnonzero(counts == 0)
     if len(missing):
-        reason = "no relevant code in the corpus"
+        reason = "no relevant function in the corpus"
         if isinstance(ids, EqualIds) and "url" in split.queries.column_names:
-            reason = f"no code in the corpus has the url, such as {split.queries['url'][int(missing[0])]!r}"
+            reason = f"no function in the corpus has the url, such as {split.queries['url'][int(missing[0])]!r}"
         raise UserError(f"{places['query']}, {_listed(missing)}: {reason}")
     if counts.sum() > MOST_RELEVANT * (len(split.queries) + len(split.corpus)):
         raise UserError(
-            f"{places['query']}, row {counts.argmax() + 1} shares its id with {counts.max():,} codes, and so do most "
-            "other rows. Each code needs a unique id"
+            f"{places['query']}, row {counts.argmax() + 1} shares its id with {counts.max():,} functions, and so do "
+            "most other rows. Each function needs a unique id"
         )
 
 
 def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tuple[Split, tuple[int, int]]:
-    """Drops queries and codes without text, and then queries that have no relevant code left.
+    """Drops queries and functions without text, and then queries that have no relevant function left.
 
     Args:
         name: the split's name. For "train", the function drops pairs.
@@ -161,7 +161,7 @@ def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tupl
         kept = split if usable.all() else split.keep(np.flatnonzero(usable))
         return kept, (len(pairs), int((~usable).sum()))
     kept = split if codes.all() else split.select(codes=np.flatnonzero(codes))
-    # A query without any relevant code from the start is kept, so that `check_split` reports it.
+    # A query without any relevant function from the start is kept, so that `check_split` reports it.
     queries &= (kept.judgments.relevant_counts() > 0) | (split.judgments.relevant_counts() == 0)
     if not queries.all():
         kept = kept.select(queries=np.flatnonzero(queries))

@@ -1,7 +1,7 @@
-"""Defines `Split`: queries, a corpus of codes, and relevance judgments, for training and evaluation.
+"""Defines `Split`: queries, a corpus of functions, and relevance judgments, for training and evaluation.
 
-Only judgments connect queries with codes. Positions mean nothing. Rows are never merged, so every query row is ranked
-against every row of the corpus.
+Only judgments connect queries with functions. Positions mean nothing. Rows are never merged, so every query row is
+ranked against every row of the corpus.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CODE_COLUMNS = ("original_string", "code", "code_tokens")
 
 @dataclass(frozen=True)
 class EqualIds:
-    """Relevance by equal ids: a code is relevant to the queries with the same id. This needs no Q x C matrix.
+    """Relevance by equal ids: a function is relevant to the queries with the same id. This needs no Q x C matrix.
 
     Args:
         queries (`int32[Q]`), codes (`int32[C]`): each row's id as a number. Equal ids have equal numbers.
@@ -41,7 +41,7 @@ class EqualIds:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of queries and codes, (Q, C)."""
+        """The numbers of queries and functions, (Q, C)."""
         return len(self.queries), len(self.codes)
 
     @property
@@ -72,12 +72,13 @@ class EqualIds:
 
 
 class Judgments:
-    """Relevance judgments for Q queries and C codes: which codes are relevant and which are negatives.
+    """Relevance judgments for Q queries and C functions: which functions are relevant and which are negatives.
 
     Args:
-        relevant (`csr[Q, C]` or `EqualIds`): the grade of each relevant code, above 0, or 1 if there are no grades.
-            `EqualIds` are turned into a matrix only when `relevant` is read, because one id may have many rows.
-        negatives (`csr[Q, C]`, *optional*): codes that do not answer a query, with the score of the pair or NaN.
+        relevant (`csr[Q, C]` or `EqualIds`): the grade of each relevant function, above 0, or 1 if there are no
+            grades. `EqualIds` are turned into a matrix only when `relevant` is read, because one id may have many
+            rows.
+        negatives (`csr[Q, C]`, *optional*): functions that do not answer a query, with the score of the pair or NaN.
         examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all relevant pairs.
         named (`bool[Q]`, *optional*): the queries whose negatives a column of the rows names, so that training uses
             them by default. By default, none.
@@ -101,13 +102,13 @@ class Judgments:
 
     @cached_property
     def relevant(self) -> sparse.csr_matrix:
-        """The grades of the relevant codes of each query, csr[Q, C]."""
+        """The grades of the relevant functions of each query, csr[Q, C]."""
         if isinstance(self.stored, EqualIds):
             return self.stored.matrix()
         return self.stored
 
     def relevant_counts(self) -> np.ndarray:
-        """Returns the number of relevant codes of each query, int64[Q]."""
+        """Returns the number of relevant functions of each query, int64[Q]."""
         if isinstance(self.stored, EqualIds):
             return np.bincount(self.stored.codes, minlength=self.stored.number)[self.stored.queries]
         return np.diff(self.stored.indptr).astype(np.int64)
@@ -156,10 +157,10 @@ class Judgments:
         return _matrix(np.stack([pairs.row[kept], pairs.col[kept]], axis=1), pairs.data[kept], self.negatives.shape)
 
     def first_queries(self) -> np.ndarray:
-        """Returns the query of each code's first training pair, int64[C], or -1 if a code has no pair."""
+        """Returns the query of each function's first training pair, int64[C], or -1 if a function has no pair."""
         pairs = self.pairs()
         first = np.full(self.stored.shape[1], -1, dtype=np.int64)
-        first[pairs[::-1, 1]] = pairs[::-1, 0]  # reversed, because the last assignment to a code wins
+        first[pairs[::-1, 1]] = pairs[::-1, 0]  # reversed, because the last assignment to a function wins
         return first
 
     def first_codes(self) -> np.ndarray:
@@ -176,10 +177,10 @@ class Split:
 
     Args:
         queries: one row per query, without an index mapping.
-        corpus: one row per code, without an index mapping.
-        judgments: which codes are relevant to which queries.
-        sources: if rows come from several sources, the numbers of queries, codes and pairs of each source, keyed by
-            name in the order of the rows.
+        corpus: one row per function, without an index mapping.
+        judgments: which functions are relevant to which queries.
+        sources: if rows come from several sources, the numbers of queries, functions and pairs of each source, keyed
+            by name in the order of the rows.
         called: the original names of renamed columns, keyed by their new names.
     """
 
@@ -194,7 +195,7 @@ class Split:
         return len(self.queries)
 
     def __repr__(self) -> str:
-        sizes = f"{len(self):,} queries, {len(self.corpus):,} codes, {len(self.judgments):,} pairs"
+        sizes = f"{len(self):,} queries, {len(self.corpus):,} functions, {len(self.judgments):,} pairs"
         columns = []
         for side, rows in (("queries", self.queries), ("corpus", self.corpus)):
             names = [f"{name} ({self.called[name]!r})" if name in self.called else name for name in rows.column_names]
@@ -202,7 +203,7 @@ class Split:
         return f"Split({sizes}; {'; '.join(columns)})"
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns a data frame with one query and relevant code per row, and their `grade` if there are grades."""
+        """Returns a data frame with one query and relevant function per row, and their `grade` if there are grades."""
         sides = dataclasses.replace(
             self, queries=_without(self.queries, CODE_COLUMNS), corpus=_without(self.corpus, QUERY_COLUMNS)
         )
@@ -214,15 +215,15 @@ class Split:
 
     @classmethod
     def from_pairs(cls, rows: Dataset) -> Split:
-        """Makes a split from rows that each have a query and a relevant code.
+        """Makes a split from rows that each have a query and a relevant function.
 
-        Rows with the same number in a column `QUERY_ROW` list several relevant codes of one query. Rows with the same
-        `url` are versions of one code, so each of their codes is relevant to all of their queries. A column
-        `negatives` lists codes that do not answer the row's query. Negatives that are not the code of any row are
-        added to the end of the corpus.
+        Rows with the same number in a column `QUERY_ROW` list several relevant functions of one query. Rows with the
+        same `url` are versions of one function, so each of their functions is relevant to all of their queries. A
+        column `negatives` lists functions that do not answer the row's query. Negatives that are not the function of
+        any row are added to the end of the corpus.
 
         Raises:
-            UserError: a value in `negatives` is neither a code's text nor the url of a row.
+            UserError: a value in `negatives` is neither a function's text nor the url of a row.
         """
         rows = flat(rows)
         urls = _column(rows, "url")
@@ -247,7 +248,7 @@ class Split:
 
     @classmethod
     def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
-        """Makes a split from queries and a corpus. A code is relevant to the queries with the same `url`."""
+        """Makes a split from queries and a corpus. A function is relevant to the queries with the same `url`."""
         queries = flat(queries)
         corpus = flat(corpus)
         ids = _numbered(np.concatenate([_column(queries, "url"), _column(corpus, "url")]))
@@ -265,7 +266,7 @@ class Split:
 
         Args:
             pairs (`int64[P, 2]`): distinct pairs of row indices in `queries` and `corpus`.
-            grades (`float[P]`): the grade of each pair. A code is relevant if its grade is above 0, otherwise a
+            grades (`float[P]`): the grade of each pair. A function is relevant if its grade is above 0, otherwise a
                 negative.
             gain: see `Judgments`.
         """
@@ -284,7 +285,7 @@ class Split:
     def joined(cls, parts: Mapping[str, Split]) -> Split:
         """Concatenates the splits of several sources, keyed by name. The sources must have the same columns.
 
-        Equal ids in different sources do not make a code relevant. Equal texts still do (see `RelevantCodes`).
+        Equal ids in different sources do not make a function relevant. Equal texts still do (see `RelevantCodes`).
         """
         judged = [part.judgments for part in parts.values()]
         if all(isinstance(each.stored, EqualIds) for each in judged):
@@ -316,9 +317,9 @@ class Split:
         return cls(queries, corpus, Judgments(relevant, negatives, np.concatenate(pairs), named=named), counts)
 
     def select(self, queries: np.ndarray | None = None, codes: np.ndarray | None = None) -> Split:
-        """Selects queries and codes by int64 indices, in the order of the indices. None selects all.
+        """Selects queries and functions by int64 indices, in the order of the indices. None selects all.
 
-        Judgments and pairs of other queries or codes are dropped.
+        Judgments and pairs of other queries or functions are dropped.
         """
         sides = []
         numbers = []
@@ -335,8 +336,8 @@ class Split:
     def keep(self, pairs: np.ndarray) -> Split:
         """Selects training pairs by their indices in `judgments.pairs()`, in ascending order.
 
-        Queries without a remaining pair are dropped. A code is dropped if it has lost all of its pairs and is not a
-        negative of a remaining query.
+        Queries without a remaining pair are dropped. A function is dropped if it has lost all of its pairs and is not
+        a negative of a remaining query.
         """
         every = self.judgments.pairs()
         kept = every[pairs]
@@ -365,7 +366,7 @@ class Split:
         return self.keep(np.arange(min(pairs, len(self.judgments))))
 
     def in_language(self, language: str) -> Split:
-        """Returns the split with the column `language` of all queries and codes set to `language`."""
+        """Returns the split with the column `language` of all queries and functions set to `language`."""
         sides = []
         for rows in (self.queries, self.corpus):
             sides.append(_without(rows, ["language"]).add_column("language", [language] * len(rows)))
@@ -383,10 +384,10 @@ class Split:
 
 
 class RelevantCodes:
-    """Looks up queries' relevant codes, by judgments and by equal texts.
+    """Looks up queries' relevant functions, by judgments and by equal texts.
 
-    A code is relevant to a query if the judgments contain a relevant pair with the same two texts. Texts are compared
-    as the encoder reads them.
+    A function is relevant to a query if the judgments contain a relevant pair with the same two texts. Texts are
+    compared as the encoder reads them.
 
     Args:
         answers: the relevant pairs; see `relevant` in `Judgments`.
@@ -396,8 +397,8 @@ class RelevantCodes:
     def __init__(self, answers: sparse.csr_matrix | EqualIds, query_texts: np.ndarray, code_texts: np.ndarray):
         self.query_texts, known_queries = pd.factorize(query_texts)
         self.code_texts, known_codes = pd.factorize(code_texts)
-        # Usually, `of_texts` is csr[query texts, code texts]. If codes with the same id have different texts, it is
-        # csr[query texts, ids] instead, and `ids_of_texts` is csr[code texts, ids].
+        # Usually, `of_texts` is csr[query texts, code texts]. If functions with the same id have different texts, it
+        # is csr[query texts, ids] instead, and `ids_of_texts` is csr[code texts, ids].
         self.ids_of_texts: sparse.csr_matrix | None = None
         columns = len(known_codes)
         if isinstance(answers, EqualIds):
@@ -426,18 +427,18 @@ class RelevantCodes:
         return [self.of_texts, self.ids_of_texts, self.query_texts, self.code_texts]
 
     def restricted(self, codes: np.ndarray) -> RelevantCodes:
-        """Returns a look-up for selected codes only (int64 indices), renumbered in the order of the indices."""
+        """Returns a look-up for selected functions only (int64 indices), renumbered in the order of the indices."""
         part = copy.copy(self)
         part.code_texts = self.code_texts[codes]
         vars(part).pop("_order", None)
         return part
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Tests whether each query's K codes are relevant to the query.
+        """Tests whether each query's K functions are relevant to the query.
 
         Args:
             queries: int64[B], query indices.
-            codes: int64[B, K], the indices of K codes for each query.
+            codes: int64[B, K], the indices of K functions for each query.
 
         Returns:
             bool[B, K], True where the code is relevant.
@@ -451,7 +452,7 @@ class RelevantCodes:
         return np.asarray(found).reshape(codes.shape) > 0
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
-        """Returns which of N codes are relevant to each of B queries, BoolTensor[B, N]."""
+        """Returns which of N functions are relevant to each of B queries, BoolTensor[B, N]."""
         texts = self.code_texts[codes]
         if self.ids_of_texts is not None:
             shared = self.of_texts[self.query_texts[queries]] @ self.ids_of_texts[texts].T
@@ -503,13 +504,13 @@ def _queries_of(rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _of_queries(ids: EqualIds, query_of: np.ndarray, queries: int) -> EqualIds | sparse.csr_matrix:
-    """Combines the relevant codes of the rows that have the same query. `query_of` has the number of each row's."""
+    """Combines the relevant functions of rows with the same query. `query_of` has the number of each row's."""
     if queries == len(query_of):
         return ids
     rows = _marks(np.stack([query_of, np.arange(len(query_of))], axis=1), (queries, len(query_of)))
     relevant = (rows @ ids.matrix()).tocsr()
     relevant.sort_indices()
-    relevant.data[:] = 1  # a code may be relevant through several rows
+    relevant.data[:] = 1  # a function may be relevant through several rows
     return relevant
 
 

@@ -23,7 +23,7 @@ PAPER_ROWS = {  # Table 6
 
 
 def data_statistics(splits: Mapping[str, Split], profile: EncoderProfile, tokenizer) -> dict[str, dict]:
-    """Computes text lengths, truncation and duplicates of the queries and codes in each split.
+    """Computes text lengths, truncation and duplicates of the queries and functions in each split.
 
     Returns:
         `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`. Valid and test have

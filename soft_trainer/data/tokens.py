@@ -1,4 +1,4 @@
-"""Tokenises all queries and codes once, and keeps the token ids in memory-mapped files."""
+"""Tokenises all queries and functions once, and keeps the token ids in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TokenColumn:
 
 
 class GraphColumn:
-    """The token ids and data-flow graphs of all codes. A row has the format of `dataflow.graph_features`."""
+    """The token ids and data-flow graphs of all functions. A row has the format of `dataflow.graph_features`."""
 
     def __init__(self, columns: dict[str, TokenColumn]):
         self._columns = columns
@@ -93,12 +93,12 @@ def not_tokens(column: str) -> str:
     """Returns the error message for a list in a column whose name does not say that it contains tokens."""
     return (
         f"column {column!r} contains lists of text, which only columns of tokens (NAME{TOKENS_END}) and of several "
-        "relevant codes (positives) may contain; rename it, or join each list"
+        "relevant functions (positives) may contain; rename it, or join each list"
     )
 
 
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
-    """Returns the first column in `columns` that the data set has, to read the text of queries or codes from.
+    """Returns the first column in `columns` that the data set has, to read the text of queries or functions from.
 
     Args:
         side: "query" or "code", for messages.
@@ -156,13 +156,13 @@ def side_texts(dataset: Dataset, side: str, profile: EncoderProfile) -> Iterator
 
 
 def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
-    """Tokenises all queries or all codes, and caches the result.
+    """Tokenises all queries or all functions, and caches the result.
 
     Args:
         side: "query" or "code".
 
     Returns:
-        A `GraphColumn` for codes if the encoder reads data flow, otherwise a `TokenColumn`.
+        A `GraphColumn` for functions if the encoder reads data flow, otherwise a `TokenColumn`.
 
     Raises:
         UserError: the rows lack the text columns, or lack `language` although the encoder reads data flow.
@@ -174,13 +174,13 @@ def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
 
 
 def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Parses all codes, on all CPU cores. Returns rows with token ids, positions, and data-flow nodes and edges."""
+    """Parses all functions on all CPU cores. Returns rows with token ids, positions, and data-flow nodes and edges."""
     check_language_column(dataset, "rows")
     column = text_column(dataset, profile.code_columns, "code")
     lengths = profile.code_length, profile.data_flow_length
 
     def run(table: pa.Table) -> pa.Table:
-        """Extracts the data flow of each code in an Arrow table."""
+        """Extracts the data flow of each function in an Arrow table."""
         rows = zip(arrow_texts(table[column]), table["language"].to_pylist(), strict=True)
         features = [graph_features(code, language, tokenizer, *lengths) for code, language in rows]
         return pa.Table.from_pylist(features, schema=GRAPHS.arrow_schema)
@@ -223,7 +223,7 @@ def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_f
 
 
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Tokenises all queries or all codes (`side`). If the data set is on disk, the result is cached.
+    """Tokenises all queries or all functions (`side`). If the data set is on disk, the result is cached.
 
     Returns:
         The columns `ids` (truncated), `length` (in tokens before truncation) and `text` (see `text_ids`).

@@ -152,7 +152,7 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
 
 
 def score(profile: EncoderProfile, queries: Tensor, codes: Tensor, dim: int | None = None) -> Tensor:
-    """Scores queries against codes with the profile's score function.
+    """Scores queries against functions with the profile's score function.
 
     Args:
         queries, codes: the embeddings, Tensor[B, d] and Tensor[N, d].
@@ -292,7 +292,7 @@ def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Ten
 
 @dataclass(frozen=True)
 class Encoder:
-    """A model with its tokenizer and profile, ready to embed queries and codes; see `load_encoder`.
+    """A model with its tokenizer and profile, ready to embed queries and functions; see `load_encoder`.
 
     It is a `TextEncoder` that runs in torch.
 
@@ -319,10 +319,11 @@ class Encoder:
         batch_size: int = 64,
         progress: bool = False,
     ) -> Tensor:
-        """Embeds codes. Returns Tensor[n, d] in float32 on the model's device.
+        """Embeds functions. Returns Tensor[n, d] in float32 on the model's device.
 
         Args:
-            language: one language for all codes, or one for each code. Only encoders with data flow need languages.
+            language: one language for all functions, or one for each function. Only encoders with data flow need
+                languages.
 
         Raises:
             UserError: the encoder reads data flow, and `language` is missing or unknown.
@@ -359,15 +360,15 @@ class Encoder:
 
     @cached_property
     def _of_codes(self) -> Encoder:
-        """The same encoder with a copy of the tokenizer, for encoding codes.
+        """The same encoder with a copy of the tokenizer, for encoding functions.
 
-        A tokenizer has one maximum length at a time. If a thread that searches and a thread that encodes codes shared
-        a tokenizer, they would truncate each other's texts.
+        A tokenizer has one maximum length at a time. If a thread that searches and a thread that encodes functions
+        shared a tokenizer, they would truncate each other's texts.
         """
         return replace(self, tokenizer=copy.deepcopy(self.tokenizer))
 
     def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
-        """Embeds texts; see `TextEncoder`. Codes in a language without data-flow rules are parsed as Python."""
+        """Embeds texts; see `TextEncoder`. Functions in a language without data-flow rules are parsed as Python."""
         if side == "query":
             embeddings = self.encode_queries(texts)
         elif languages is None:

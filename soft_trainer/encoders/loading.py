@@ -38,7 +38,7 @@ def load_encoder(
     truncate_dim: int | None = None,
     backend: str = "torch",
 ) -> Encoder:
-    """Loads an encoder from a folder or the Hub, ready to encode queries and codes.
+    """Loads an encoder from a folder or the Hub, ready to encode queries and functions.
 
     Args:
         name_or_path: a folder, `USER/NAME` on the Hub, or `base`, which comes with the package. A folder or repository

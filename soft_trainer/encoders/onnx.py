@@ -92,7 +92,7 @@ class OnnxEncoder:
     def encode_codes(
         self, codes: Sequence[str], language=None, batch_size: int = 64, progress: bool = False
     ) -> Tensor:
-        """Embeds codes. Returns Tensor[n, d] in float32. `language` and `batch_size` are ignored."""
+        """Embeds functions. Returns Tensor[n, d] in float32. `language` and `batch_size` are ignored."""
         import torch  # as above
 
         return torch.from_numpy(self._embed(codes, "code"))

@@ -98,10 +98,10 @@ class EncoderProfile:
         """Returns a copy with different prompts, after the same special tokens. None leaves a prompt unchanged.
 
         Raises:
-            UserError: `code` is set, but the encoder reads data flow, which does not allow a prompt for codes.
+            UserError: `code` is set, but the encoder reads data flow, which does not allow a prompt for functions.
         """
         if code and self.data_flow_length:
-            raise UserError(f"code_prompt={code!r}: an encoder that reads data flow cannot use a prompt for codes")
+            raise UserError(f"code_prompt={code!r}: an encoder that reads data flow cannot use a prompt for functions")
         changes = {}
         if query is not None:
             changes["query_prefix"] = _HEAD.match(self.query_prefix)[0] + query

@@ -44,7 +44,7 @@ class TextEncoder(Protocol):
 
         Args:
             side: "query" or "code", which determines the prompt and the maximum length.
-            languages: the language of each code. Only encoders with data flow use languages.
+            languages: the language of each function. Only encoders with data flow use languages.
         """
 
 

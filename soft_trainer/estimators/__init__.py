@@ -1,1 +1,1 @@
-"""Estimators, which compute the similarities between queries and codes that weights are based on."""
+"""Estimators, which compute the similarities between queries and functions that weights are based on."""

@@ -1,4 +1,4 @@
-"""Defines the base class of estimators, which compute similarities between the queries and codes of training rows."""
+"""Defines the base class of estimators, which compute similarities between queries and functions of training rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rows = Sequence[int] | np.ndarray | Tensor
 
 
 class Estimator:
-    """Base class for estimators, which compute how similar the queries and codes of the training split are.
+    """Base class for estimators, which compute how similar the queries and functions of the training split are.
 
     Subclasses implement `fit` and `similarity`. A row is an index into the queries or the corpus of the split passed
     to `fit`. Estimators return raw similarities. `soft_trainer.weights` applies the softmax, temperature, alpha, beta
@@ -32,9 +32,9 @@ class Estimator:
             similarity.
         distill_temperature: the default temperature for `distill_weight`. At this temperature, the softmax of the
             similarities is the distribution that the underlying encoder was trained to produce.
-        compares_codes: True if queries are compared with codes, so that a code may be more similar to a query than the
-            query's positive. False if queries are compared with queries. In that case, positive-aware weights do not
-            apply, because the positive always has the largest similarity.
+        compares_codes: True if queries are compared with functions, so that a function may be more similar to a query
+            than the query's positive. False if queries are compared with queries. In that case, positive-aware weights
+            do not apply, because the positive always has the largest similarity.
         in_workers: True if data workers may call `similarity` before the step. In that case, the method must not need
             a GPU, and the fitted estimator must be picklable.
     """
@@ -71,7 +71,7 @@ class Estimator:
         raise NotImplementedError
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes raw similarities between Q queries and C codes, Tensor[Q, C]. Larger means more similar."""
+        """Computes raw similarities between Q queries and C functions, Tensor[Q, C]. Larger means more similar."""
         raise NotImplementedError
 
 
@@ -82,20 +82,20 @@ def check_fitted(estimator: Estimator, attribute: str) -> None:
 
 
 class NeighbourEstimator(Estimator):
-    """An estimator that also finds the codes most similar to each query, for similar batches and hard negatives."""
+    """An estimator that also finds the functions most similar to each query, for hard batches and hard negatives."""
 
     def neighbours(
         self, k: int, excluded: Excluded, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes most similar to each query, except excluded codes.
+        """Finds the k functions most similar to each query, except excluded functions.
 
         Every process calls this method after `fit`. The built-in estimators compute the neighbours only on the main
         process (`cached_neighbours`) and share the result. A user's implementation runs on every process.
 
         Args:
             k: the number of neighbours per query.
-            excluded: the codes that cannot be neighbours of a query, such as its relevant codes.
-            codes: the sorted indices of the codes to search. By default, all codes.
+            excluded: the functions that cannot be neighbours of a query, such as its relevant functions.
+            codes: the sorted indices of the functions to search. By default, all functions.
             progress: the label of a progress bar, or None for no bar.
         """
         raise NotImplementedError
@@ -118,8 +118,8 @@ def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
         found = f"shape {tuple(similarity.shape)}"
     if found != f"shape {expected}":
         raise UserError(
-            f"{name}.similarity returned {found} for {expected[0]} queries and {expected[1]} codes: it must return a "
-            f"Tensor of shape {expected}"
+            f"{name}.similarity returned {found} for {expected[0]} queries and {expected[1]} functions: it must "
+            f"return a Tensor of shape {expected}"
         )
     if similarity.device.type == "cpu" and bool(similarity.isnan().any()):
         query, code = similarity.isnan().nonzero()[0].tolist()
@@ -131,48 +131,49 @@ def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
 
 
 class CodeValues:
-    """Maps codes to rows of a matrix of values, such as embeddings, with a row for each code or for each query.
+    """Maps functions to rows of a matrix of values, such as embeddings, with one row per function or per query.
 
-    An estimator that compares queries with queries represents a code by the query in the code's first training pair.
+    An estimator that compares queries with queries represents a function by the query in the function's first
+    training pair.
 
     Args:
-        first: int64[C], the query in each code's first pair, or -1 if the code is in no pair. If None, the matrix has
-            a row for each code.
+        first: int64[C], the query in each function's first pair, or -1 if it is in no pair. If None, the matrix
+            has a row for each function.
     """
 
     def __init__(self, first: np.ndarray | None = None):
         self.first = first
 
     def rows(self, code_rows: Rows) -> np.ndarray:
-        """Returns the matrix row that represents each code, int64.
+        """Returns the matrix row that represents each function, int64.
 
         Raises:
-            UserError: queries represent codes, but a code has no query.
+            UserError: queries represent functions, but a function has no query.
         """
         rows = as_array(code_rows)
         if self.first is not None:
             rows = self.first[rows]
             if (rows < 0).any():
-                raise UserError(f"a code has no query, but the estimator compares queries; use {COMPARE_CODES}")
+                raise UserError(f"a function has no query, but the estimator compares queries; use {COMPARE_CODES}")
         return rows
 
     def neighbours(
         self, values, codes: np.ndarray | None, excluded: Excluded, find: Callable[[Any, Excluded], Neighbours]
     ) -> Neighbours:
-        """Finds each query's neighbours among all codes, or only among `codes`.
+        """Finds each query's neighbours among all functions, or only among `codes`.
 
         Args:
             values: the matrix of values.
-            codes: the sorted indices of the codes to search. By default, all codes.
-            excluded: the codes that cannot be neighbours of a query.
-            find: returns the neighbours. The arguments are the matrix rows of the codes to search, and `excluded` for
-                these codes.
+            codes: the sorted indices of the functions to search. By default, all functions.
+            excluded: the functions that cannot be neighbours of a query.
+            find: returns the neighbours. The arguments are the matrix rows of the functions to search, and `excluded`
+                for these functions.
         """
         if self.first is not None:
             with_query = np.flatnonzero(self.first >= 0)
             codes = with_query if codes is None else np.intersect1d(with_query, codes)
             if not np.array_equal(self.first, np.arange(values.shape[0])):
-                values = values[self.first]  # the wrong values for codes without a query, but `codes` excludes these
+                values = values[self.first]  # wrong for functions without a query, but `codes` excludes these
         if codes is None or len(codes) == values.shape[0]:
             return find(values, excluded)
         found = find(values[codes], excluded.among(codes))
@@ -180,9 +181,9 @@ class CodeValues:
 
 
 def codes_without_query(estimator, split: Split) -> np.ndarray | None:
-    """Returns the codes that an estimator cannot compare, bool[C], because it compares queries and they have none.
+    """Returns the functions that an estimator cannot compare, bool[C], because it compares queries and they have none.
 
-    These are hard negatives that are not the code of any row. The result is None if there are none.
+    These are hard negatives that are not the function of any row. The result is None if there are none.
     """
     if getattr(estimator, "compares_codes", True):
         return None

@@ -49,16 +49,16 @@ IDFS = {
 
 
 class BM25Estimator(NeighbourEstimator):
-    """Estimates the similarity of queries and codes by the BM25 score of their tokens (Section 3.2, "BM25").
+    """Estimates the similarity of queries and functions by the BM25 score of their tokens (Section 3.2, "BM25").
 
-    By default, queries are scored against queries: the score of a code is the score of the query in its first training
-    pair. A token that occurs k times in the query counts k times.
+    By default, queries are scored against queries: the score of a function is the score of the query in its first
+    training pair. A token that occurs k times in the query counts k times.
 
     Args:
         column: the column with the tokens of queries, as lists of strings or of integer ids. A column of text is split
             at whitespace.
         document_column: the column with the tokens of documents. By default, `column`. With `code_tokens`, queries are
-            scored against codes, another possible reading of the paper.
+            scored against functions, another possible reading of the paper.
         k1, b: the parameters of saturation and of length normalisation.
         idf: "okapi" (as in rank_bm25, a negative idf is raised to a quarter of the mean), "robertson" (the published
             formula, negative for a token in more than half of the documents) or "lucene" (always positive).
@@ -112,7 +112,7 @@ class BM25Estimator(NeighbourEstimator):
         return columns
 
     def fit(self, split: Split) -> None:
-        """Counts the tokens of every query and, if codes are compared, of every code."""
+        """Counts the tokens of every query and, if functions are compared, of every function."""
         counts = count_terms([_token_lists(column) for column in self._columns(split)])
         self._queries = counts[0]
         self._documents = counts[-1]
@@ -131,15 +131,16 @@ class BM25Estimator(NeighbourEstimator):
 
     @property
     def compares_codes(self) -> bool:
-        """True if queries are scored against codes, False if they are scored against other queries."""
+        """True if queries are scored against functions, False if they are scored against other queries."""
         return self.document_column != self.column
 
     def neighbours(
         self, k: int, excluded: Excluded, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes with the highest BM25 score for each query. Raises UserError before `fit`.
+        """Finds the k functions with the highest BM25 score for each query. Raises UserError before `fit`.
 
-        The scores always use Lucene's idf and the statistics of all searched codes, regardless of `idf` and `scope`.
+        The scores always use Lucene's idf and the statistics of all searched functions, regardless of `idf` and
+        `scope`.
         """
         check_fitted(self, "_queries")
 
@@ -151,7 +152,7 @@ class BM25Estimator(NeighbourEstimator):
         return self._code_values.neighbours(self._documents, codes, excluded, find)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes BM25 scores of C codes for Q queries, Tensor[Q, C] in float64. Raises UserError before `fit`."""
+        """Computes BM25 scores of C functions for Q queries, Tensor[Q, C] float64. Raises UserError before `fit`."""
         check_fitted(self, "_queries")
         queries = self._queries[as_array(query_rows)]
         documents = self._documents[self._code_values.rows(code_rows)]

@@ -85,7 +85,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
         return load_encoder(self._name, self._revision, distributed.device(), self.trust_remote_code)
 
     def encode_rows(self, dataset, side: str, encoder: Encoder) -> np.ndarray:
-        """Encodes all queries or all codes of a data set as an array [rows, d], to be compared by dot product.
+        """Encodes all queries or all functions of a data set as an array [rows, d], to be compared by dot product.
 
         The embeddings are cached if the estimator has a cache folder. A GPU encodes in half precision, preferably
         bfloat16, because float16 can overflow.
@@ -132,7 +132,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
         return cached_rows(self.cache_dir, key, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes the scores of C codes for Q queries, Tensor[Q, C] in float32. Raises UserError before `fit`."""
+        """Computes the scores of C functions for Q queries, Tensor[Q, C] in float32. Raises UserError before `fit`."""
         check_fitted(self, "_queries")
         return self._scores(self._queries[as_array(query_rows)], self._codes[self._code_values.rows(code_rows)])
 
@@ -145,7 +145,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
     def neighbours(
         self, k: int, excluded: Excluded, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes with the highest score for each query, or reads them from the cache.
+        """Finds the k functions with the highest score for each query, or reads them from the cache.
 
         Raises UserError before `fit`.
         """
@@ -166,9 +166,9 @@ class EncodedRowsEstimator(NeighbourEstimator):
 
 
 class SimCSEEstimator(EncodedRowsEstimator):
-    """Estimates the similarity of queries and codes by the cosine of two query embeddings (Section 3.2, "SimCSE").
+    """Estimates the similarity of queries and functions by the cosine of two query embeddings (Section 3.2, "SimCSE").
 
-    A code is represented by the query in its first training pair. The sentence encoder is a sentence-transformers
+    A function is represented by the query in its first training pair. The sentence encoder is a sentence-transformers
     model with its pooling, or a plain `AutoModel` with mean pooling. The paper fine-tunes `registry.PAPER_MODEL` for
     this estimator; `examples/simcse.py` shows how.
     """
@@ -210,7 +210,7 @@ class TrainedModelEstimator(EncodedRowsEstimator):
         return resolve_profile(self._name, revision=self._revision).score_scale
 
     def fit(self, split: Split) -> None:
-        """Encodes every query and every code of the split, or reads the embeddings from the cache."""
+        """Encodes every query and every function of the split, or reads the embeddings from the cache."""
         encoder = self.load()
         self._scale = encoder.profile.score_scale
         self._queries = self.encode_rows(split.queries, "query", encoder)

@@ -1,4 +1,4 @@
-"""Finds the codes most similar to each query, exactly or, if there are many codes, with an approximate index.
+"""Finds the functions most similar to each query, exactly or, if there are many functions, with an approximate index.
 
 Memory grows linearly with the number of rows. The result is deterministic.
 """
@@ -24,13 +24,13 @@ from soft_trainer.errors import UserError, extra_needed
 from soft_trainer.fingerprints import fingerprint
 from soft_trainer.terminal import Progress, print_on_main
 
-EXACT_ROWS = 50_000  # up to this many codes, every query is compared with every code
-SMALLEST_INDEX = 1000  # with fewer codes, no index is built
+EXACT_ROWS = 50_000  # up to this many functions, every query is compared with every function
+SMALLEST_INDEX = 1000  # with fewer functions, no index is built
 ENTRIES = 1 << 24  # similarities in memory at once
 MOST_ENTRIES = 1 << 30  # the same on a GPU with much memory
 GROUP = 64  # columns in a group
-CELLS = 2.0  # cells of the index, as a multiple of the square root of the number of codes
-FITTED = 64  # codes per cell on which k-means runs
+CELLS = 2.0  # cells of the index, as a multiple of the square root of the number of functions
+FITTED = 64  # functions per cell on which k-means runs
 # The number of cells to search is tuned on this many queries, each with this many neighbours.
 SAMPLE = 512
 SAMPLE_K = 10
@@ -38,16 +38,16 @@ RECALL = 0.95  # the fraction of the sample's neighbours that must be found
 FETCHED = 4  # candidates to score exactly, as a multiple of the number of neighbours
 MOST_FETCHED = 4096  # the most candidates to fetch for a query if nearly all are excluded
 SEARCHED_AT_ONCE = 4096  # queries to search the index for at once
-ADDED_AT_ONCE = 1 << 16  # codes to add to the index at once
+ADDED_AT_ONCE = 1 << 16  # functions to add to the index at once
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k codes most similar to each of n queries, except the query's positive.
+    """The k functions most similar to each of n queries, except the query's positive.
 
     Args:
-        rows (`int64[n, k]`): the indices of the codes, nearest first, padded with -1.
-        scores (`float32[n, k]`): the similarities of the codes, padded with -inf.
+        rows (`int64[n, k]`): the indices of the functions, nearest first, padded with -1.
+        scores (`float32[n, k]`): the similarities of the functions, padded with -inf.
         own (`float32[n]`): the similarity between each query and its positive.
     """
 
@@ -74,11 +74,11 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Excluded:
-    """The codes that must not be returned as neighbours of a query: its positive and other relevant codes.
+    """The functions that must not be returned as neighbours of a query: its positive and other relevant functions.
 
     Args:
         own (`int64[n]`): the positive of each query.
-        answers: a look-up of other relevant codes. If None, only the positive is excluded.
+        answers: a look-up of other relevant functions. If None, only the positive is excluded.
     """
 
     own: np.ndarray
@@ -86,14 +86,14 @@ class Excluded:
 
     @property
     def key(self) -> list:
-        """The arrays that determine the excluded codes, for the cache key of neighbours."""
+        """The arrays that determine the excluded functions, for the cache key of neighbours."""
         return [self.own, None if self.answers is None else self.answers.key]
 
     def drop_from(self, scores: Tensor, queries: np.ndarray) -> Tensor:
-        """Sets the scores of excluded codes to -inf, in place.
+        """Sets the scores of excluded functions to -inf, in place.
 
         Args:
-            scores: Tensor[B, C], the scores of all codes for B queries.
+            scores: Tensor[B, C], the scores of all functions for B queries.
             queries: int64[B], the indices of the queries.
 
         Returns:
@@ -109,14 +109,14 @@ class Excluded:
         return own_scores
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Tests whether codes are excluded for their query: int64[B] queries and int64[B, K] codes give bool[B, K]."""
+        """Tests whether functions are excluded for their query: int64[B] and int64[B, K] give bool[B, K]."""
         found = codes == self.own[queries][:, None]
         if self.answers is None:
             return found
         return found | self.answers.contain(queries, codes)
 
     def among(self, codes: np.ndarray) -> Excluded:
-        """Renumbers the exclusions for a subset of the codes. The subset must be sorted and contain all positives."""
+        """Renumbers the exclusions for a subset of the functions. The subset is sorted and contains all positives."""
         answers = None
         if self.answers is not None:
             answers = self.answers.restricted(codes)
@@ -134,22 +134,22 @@ def nearest_rows(
     device: str | torch.device = "cpu",
     rows: np.ndarray | None = None,
 ) -> Neighbours:
-    """Finds the k codes with the largest dot product with each query's vector.
+    """Finds the k functions with the largest dot product with each query's vector.
 
-    A GPU always computes all products. So does a CPU for up to `exact_up_to` codes. For more codes, a CPU takes
-    candidates from a faiss index and scores them exactly. The search visits enough cells of the index to find 95 % of
-    the ten nearest codes for a sample of queries, and the recall is printed.
+    A GPU always computes all products. So does a CPU for up to `exact_up_to` functions. For more functions, a CPU
+    takes candidates from a faiss index and scores them exactly. The search visits enough cells of the index to find 95
+    % of the ten nearest functions for a sample of queries, and the recall is printed.
 
     Args:
         queries: [n, d], float32 or float16, in memory or memory-mapped.
         codes: [m, d], like `queries`.
         k: the number of neighbours per query.
-        excluded: the codes that must not be returned.
+        excluded: the functions that must not be returned.
         progress: the label of the progress bar, or None for no bar.
         device: the device on which products are computed.
         rows: the queries to find neighbours of, on a GPU. By default, all queries.
     """
-    # A GPU computes all products between a million queries and a million codes in minutes.
+    # A GPU computes all products between a million queries and a million functions in minutes.
     if len(codes) <= max(exact_up_to, SMALLEST_INDEX) or torch.device(device).type != "cpu":
         score = _dot_products(queries, codes, device)
         rows = np.arange(len(queries)) if rows is None else rows
@@ -243,13 +243,13 @@ def exact_neighbours(
     entries: int = ENTRIES,
     at_once: int = 1,
 ) -> Neighbours:
-    """Finds the neighbours of selected queries by scoring every code.
+    """Finds the neighbours of selected queries by scoring every function.
 
     Args:
         score: computes the scores of a block of queries, Tensor[block, codes]. The result may be overwritten.
         queries: the indices of the queries.
-        codes: the number of codes.
-        above: only codes with a higher score can be neighbours.
+        codes: the number of functions.
+        above: only functions with a higher score can be neighbours.
         entries: the maximum number of scores that each thread keeps in memory.
         at_once: the number of blocks to score at the same time.
     """
@@ -279,7 +279,7 @@ def threads(number: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
-    """Turns codes and scores, best first, into `Neighbours`. Drops codes with a score of -inf, and pads to k codes."""
+    """Turns functions and scores, best first, into `Neighbours`. Drops scores of -inf, and pads to k."""
     missing = (0, k - scores.shape[1])
     codes = F.pad(codes.masked_fill(scores == -torch.inf, -1), missing, value=-1)
     return Neighbours(codes.numpy(), F.pad(scores, missing, value=-torch.inf).numpy(), own.numpy())
@@ -300,7 +300,7 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
-    """Finds all queries' neighbours by exact scoring of candidates from an index of compressed codes."""
+    """Finds all queries' neighbours by exact scoring of candidates from an index of compressed vectors."""
     generator = np.random.default_rng(0)
     index = _index(codes, generator)
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
@@ -311,17 +311,19 @@ def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
         if recall >= RECALL or index.nprobe >= index.nlist:
             break
         index.nprobe *= 2
-    print_on_main(f"neighbours among {len(codes):,} codes: recall@{SAMPLE_K} {recall:.3f} on {len(sample)} queries")
+    print_on_main(
+        f"neighbours among {len(codes):,} functions: recall@{SAMPLE_K} {recall:.3f} on {len(sample)} queries"
+    )
     parts = (search(block, k) for block in blocks(np.arange(len(queries)), 1, SEARCHED_AT_ONCE))
     return Neighbours.joined(parts, progress, len(queries))
 
 
 def _index(codes: np.ndarray, generator: np.random.Generator):
-    """Builds a faiss index of all codes: an inverted file with k-means cells and four bits per two dimensions."""
+    """Builds a faiss index of all functions: an inverted file with k-means cells and four bits per two dimensions."""
     try:
         import faiss  # an optional dependency
     except ImportError as error:
-        what = f"finding neighbours among {len(codes):,} codes on a CPU"
+        what = f"finding neighbours among {len(codes):,} functions on a CPU"
         raise UserError(extra_needed(what, "faiss")) from error
     faiss.omp_set_num_threads(distributed.cores())
     width = codes.shape[1]

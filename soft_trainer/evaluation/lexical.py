@@ -32,31 +32,31 @@ def lexical_rankings(
 ) -> dict[str, Ranking]:
     """Ranks the corpus for each query twice: by BM25 on words, and by the sum of BM25 scores and an encoder's scores.
 
-    `split_identifiers` splits both queries and codes into words. A word that occurs in n of C codes has Lucene's idf,
-    `ln(1 + (C - n + 0.5) / (n + 0.5))`, which is never negative. `k1` is 1.2 and `b` is 0.75. A word that occurs twice
-    in a query counts twice. Ties are broken against the query's positive, even for codes that share no word with the
-    query. Scores are float64, and codes with the same words get bit-identical scores.
+    `split_identifiers` splits both queries and functions into words. A word that occurs in n of C functions has
+    Lucene's idf, `ln(1 + (C - n + 0.5) / (n + 0.5))`, which is never negative. `k1` is 1.2 and `b` is 0.75. A word
+    that occurs twice in a query counts twice. Ties are broken against the query's positive, even for functions that
+    share no word with the query. Scores are float64, and functions with the same words get bit-identical scores.
 
-    For the sum, BM25 scores and encoder scores are standardised over the codes of a query (mean 0, deviation 1), so
-    that both have the same influence. An encoder whose scores differ only by rounding errors adds nothing.
+    For the sum, BM25 scores and encoder scores are standardised over the functions of a query (mean 0, deviation 1),
+    so that both have the same influence. An encoder whose scores differ only by rounding errors adds nothing.
 
     Args:
         queries: the tokens of each query.
-        codes: the tokens of each code in the corpus.
+        codes: the tokens of each function in the corpus.
         targets (`LongTensor[Q]`): the corpus index of each query's positive.
-        embeddings (`Tensor[Q, d]` and `Tensor[C, d]`): the embeddings of queries and codes, scored by dot product.
-        top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
+        embeddings (`Tensor[Q, d]` and `Tensor[C, d]`): the embeddings of queries and functions, scored by dot product.
+        top_k (`int`, *optional*, defaults to 10): the number of best functions to return, at most `C`.
 
     Returns:
         A dict with two rankings, "lexical" (BM25) and "combined" (the sum).
 
     Raises:
-        UserError: no code contains a word.
+        UserError: no function contains a word.
     """
     targets = torch.as_tensor(targets)
     code_counts, counts = count_terms([as_arrow(map(split_identifiers, side)) for side in (codes, queries)])
     if not code_counts.nnz:
-        raise UserError(f"None of the {len(codes)} codes contains a word: there is nothing to search.")
+        raise UserError(f"None of the {len(codes)} functions contains a word: there is nothing to search.")
     weights = bm25_weights(code_counts).T.tocsr()
     query_embeddings, code_embeddings = map(where_float64_exists, embeddings)
     device = code_embeddings.device
@@ -74,7 +74,7 @@ def lexical_rankings(
 
 
 def _products(counts: sparse.csr_matrix, weights: sparse.csr_matrix) -> Iterator[tuple[slice, np.ndarray]]:
-    """Multiplies blocks of queries with the codes. A sparse product uses only one core, so several run at a time.
+    """Multiplies blocks of queries with the functions. A sparse product uses only one core, so several run at a time.
 
     Yields each block of queries with its scores, float64[block, C].
     """

@@ -18,13 +18,13 @@ _HASHED = 2**22  # numbers to hash at once
 
 @dataclass(frozen=True)
 class Ranking:
-    """The rank of each query's positive in the corpus, and the K best codes for each query.
+    """The rank of each query's positive in the corpus, and the K best functions for each query.
 
     Args:
         ranks (`LongTensor[Q]`): the ranks, starting at 1. Ties are broken against the query's positive.
-        top_indices (`LongTensor[Q, K]`): the corpus indices of the best codes, best first. Codes with equal scores are
-            ordered by index.
-        top_scores (`Tensor[Q, K]`): the scores of the best codes, multiplied by the score scale.
+        top_indices (`LongTensor[Q, K]`): the corpus indices of the best functions, best first. Functions with equal
+            scores are ordered by index.
+        top_scores (`Tensor[Q, K]`): the scores of the best functions, multiplied by the score scale.
     """
 
     ranks: Tensor
@@ -62,7 +62,7 @@ class Corpus:
         return torch.stack([part.double().norm(dim=1).max() for part in self.parts]).max()
 
     def scores(self, query_embeddings: Tensor) -> Tensor:
-        """Computes the dot products of B queries with all codes, Tensor[B, C] in float64."""
+        """Computes the dot products of B queries with all functions, Tensor[B, C] in float64."""
         queries = query_embeddings.double()
         products = queries.new_empty(len(queries), sum(map(len, self.parts)))
         start = 0
@@ -102,15 +102,15 @@ def rank_codes(
 ) -> Ranking:
     """Ranks the corpus for each query by dot product. For cosine similarity, normalise the embeddings first.
 
-    A rank is 1, plus the number of codes with a higher score than the query's positive, plus the number of other codes
-    with the same score. Scores are always computed in float64, on the embeddings' device, regardless of precision
-    settings. Memory grows with `Q + C` and the size of a block, never with `Q * C`.
+    A rank is 1, plus the number of functions with a higher score than the query's positive, plus the number of other
+    functions with the same score. Scores are always computed in float64, on the embeddings' device, regardless of
+    precision settings. Memory grows with `Q + C` and the size of a block, never with `Q * C`.
 
     Args:
         query_embeddings (`Tensor[Q, d]`): the queries, of any floating-point type.
         code_embeddings (`Tensor[C, d]`): the corpus, on the same device.
         targets (`LongTensor[Q]`): the corpus index of each query's positive.
-        top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
+        top_k (`int`, *optional*, defaults to 10): the number of best functions to return, at most `C`.
         score_scale (`float`, *optional*, defaults to 1.0): a positive factor for the returned scores.
         block_size (`int`, *optional*): the number of queries in a block. By default, a block takes at most 256 MiB, or
             has 128 queries.
@@ -131,12 +131,12 @@ def rank_codes(
 
 
 def rank_scores(scores: Tensor, targets: Tensor, top_k: int = 10) -> Ranking:
-    """Turns a block of scores into the rank of each query's positive and the best codes.
+    """Turns a block of scores into the rank of each query's positive and the best functions.
 
     Args:
-        scores (`Tensor[B, C]`): the score of each query with each code.
+        scores (`Tensor[B, C]`): the score of each query with each function.
         targets (`LongTensor[B]`): the column of each query's positive.
-        top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
+        top_k (`int`, *optional*, defaults to 10): the number of best functions to return, at most `C`.
     """
     codes = scores.shape[1]
     top_k = min(top_k, codes)
@@ -159,7 +159,7 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
 
     Args:
         ranks (`LongTensor[Q]`): the ranks, starting at 1.
-        pool_size (`int`): the number of codes in the corpus.
+        pool_size (`int`): the number of functions in the corpus.
         max_rank (`int`, *optional*): larger ranks count as not found. The published scripts use 1000.
 
     Returns:
@@ -190,7 +190,7 @@ def _check(queries: Tensor, codes: Tensor, targets: Tensor) -> None:
     outside = ((targets < 0) | (targets >= len(codes))).nonzero()
     if len(outside):
         row = int(outside[0])
-        raise UserError(f"targets[{row}] is {int(targets[row])}, outside the corpus of {len(codes)} codes.")
+        raise UserError(f"targets[{row}] is {int(targets[row])}, outside the corpus of {len(codes)} functions.")
     for side, rows in (("query", queries), ("code", codes)):
         wrong = (~torch.isfinite(rows)).any(dim=1).nonzero()
         if len(wrong):

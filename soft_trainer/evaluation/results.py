@@ -30,7 +30,7 @@ GRADED = {
     NDCG["linear"]: "nDCG@10, gain relevance",
     NDCG["exponential"]: "nDCG@10, gain 2^relevance - 1",
 }
-# A report shows this many codes for each query, and this many characters of a text.
+# A report shows this many functions for each query, and this many characters of a text.
 _SHOWN = 3
 _WIDTH = 300
 LABELS = {
@@ -50,11 +50,11 @@ def save_ranks(
     by_query: Mapping[str, np.ndarray] | None = None,
     encoder: str | Path | None = None,
 ) -> None:
-    """Writes each query's `url`, `rank` (starting at 1) and top codes to a Parquet file.
+    """Writes each query's `url`, `rank` (starting at 1) and top functions to a Parquet file.
 
     So that a report can be written without the data set, the file also contains each `query`, its relevant `code` and
-    the first three `top_codes`, each shortened to a line of at most 300 characters. `code` is the relevant code with
-    the highest grade.
+    the first three `top_codes`, each shortened to a line of at most 300 characters. `code` is the relevant function
+    with the highest grade.
 
     Args:
         query_columns, code_columns: the columns that may contain the texts. The first one that exists is used.
@@ -90,7 +90,7 @@ def save_ranks(
 
 
 def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence[str]) -> tuple[list[str], str]:
-    """Returns a fingerprint of each query with its relevant codes, and a fingerprint of the corpus.
+    """Returns a fingerprint of each query with its relevant functions, and a fingerprint of the corpus.
 
     Two runs on the same data get the same fingerprints, regardless of the order of the corpus and of the columns that
     their encoders read.
@@ -121,8 +121,8 @@ class RankedQueries:
         self.rows = rows
         self.urls: list[str] = rows["url"].to_pylist()  # the url of each query's positive
         self.ranks: np.ndarray = rows["rank"].to_numpy()  # int64[Q], 1 is best
-        self.queries: list[str] = rows["key"].to_pylist()  # fingerprints of queries with their relevant codes
-        self.pool_size = int(rows.schema.metadata[b"pool_size"])  # the number of codes in the corpus
+        self.queries: list[str] = rows["key"].to_pylist()  # fingerprints of queries with their relevant functions
+        self.pool_size = int(rows.schema.metadata[b"pool_size"])  # the number of functions in the corpus
         self.corpus: bytes = rows.schema.metadata[b"corpus"]  # the fingerprint of the corpus
         self.encoder: bytes | None = rows.schema.metadata.get(b"encoder")  # the fingerprint of the encoder's files
 
@@ -148,7 +148,7 @@ class RankedQueries:
         return self.rows["query"][row].as_py()
 
     def top(self, row: int) -> list[tuple[bool, str]]:
-        """Returns a query's top three codes, best first, as (is relevant, text), from the query's row number."""
+        """Returns a query's top three functions, best first, as (is relevant, text), from the query's row number."""
         urls = self.rows["top_urls"][row].as_py()[:_SHOWN]
         codes = self.rows["top_codes"][row].as_py()
         return [(url == self.urls[row], code) for url, code in zip(urls, codes, strict=True)]
@@ -201,10 +201,10 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
                 everything |= found[key]
     graded = {name: title for name, title in GRADED.items() if name in everything}
     names = METRICS | graded | shorter_titles(everything)
-    titles = ["queries", "ranked by", *names.values(), "codes in the corpus"]
+    titles = ["queries", "ranked by", *names.values(), "functions in the corpus"]
     rows = [[*place, *map(metrics.get, names), int(metrics["pool_size"])] for *place, metrics in measured]
     if CHANGE in everything:
-        titles.insert(3, "change in MRR, 95 %")
+        titles.insert(3, "change in MRR (95 % interval)")
         for row, (*_, metrics) in zip(rows, measured, strict=True):
             change = None
             if CHANGE in metrics:
@@ -214,7 +214,7 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
 
 
 def examples(split: Split, ranking: Ranking, number: int, query_column: str, code_column: str) -> str:
-    """Formats the first `number` queries with their top three codes as text. `=>` marks relevant codes."""
+    """Formats the first `number` queries with their top three functions as text. `=>` marks relevant functions."""
     blocks = []
     queries = split.queries.select(range(min(number, len(split.queries))))
     for row, query in enumerate(queries):

@@ -1,4 +1,4 @@
-"""Evaluates retrieval, with support for several relevant codes per query, grades, and Matryoshka embeddings."""
+"""Evaluates retrieval, with support for several relevant functions per query, grades, and Matryoshka embeddings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RetrievalOutput:
     """The output of `SoftInfoNCETrainer.predict`: rankings and metrics.
 
     Args:
-        ranking: the rank of each query's best-ranked relevant code, and the top codes.
+        ranking: the rank of each query's best-ranked relevant function, and the top functions.
         metrics: the metrics of this ranking, keyed by name.
         shorter: the rankings with truncated Matryoshka embeddings, keyed by the number of dimensions.
         by_query: if there are grades, the average precision and nDCG of each query, float64[Q] each.
@@ -42,12 +42,12 @@ class RetrievalOutput:
 
     @property
     def ranks(self) -> Tensor:
-        """The rank of each query's best-ranked relevant code, LongTensor[Q], starting at 1."""
+        """The rank of each query's best-ranked relevant function, LongTensor[Q], starting at 1."""
         return self.ranking.ranks
 
     @property
     def top_indices(self) -> Tensor:
-        """The corpus indices of each query's top codes, LongTensor[Q, k], best first."""
+        """The corpus indices of each query's top functions, LongTensor[Q, k], best first."""
         return self.ranking.top_indices
 
 
@@ -72,7 +72,7 @@ def rank_corpus(
 
 
 def _rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, score_scale: float) -> Ranking:
-    """Ranks every query's relevant codes. Each process ranks a shard and receives the ranks from all shards."""
+    """Ranks every query's relevant functions. Each process ranks a shard and receives the ranks from all shards."""
     rows, targets = answer_pairs(judgments)
     shard = distributed.shard(len(rows), *distributed.rank_and_world_size())
     asked = queries[rows[shard].to(queries.device)]
@@ -87,31 +87,31 @@ def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
 
 
 def best_answers(judgments: Judgments) -> np.ndarray:
-    """Returns the index of each query's relevant code with the highest grade (the first in a tie), int64[Q]."""
+    """Returns the index of each query's relevant function with the highest grade (the first in a tie), int64[Q]."""
     right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data})
     return right.col[pairs.groupby("query")["grade"].idxmax()].astype(np.int64)
 
 
 def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str, np.ndarray]]:
-    """Reduces the ranks of all relevant codes to each query's best rank, and computes average precision and nDCG.
+    """Reduces the ranks of all relevant functions to each query's best rank, and computes average precision and nDCG.
 
-    In nDCG, the gain of a code at rank p is its grade (or 2^grade - 1, depending on `judgments.gain`) divided by
+    In nDCG, the gain of a function at rank p is its grade (or 2^grade - 1, depending on `judgments.gain`) divided by
     log2(p + 1). The sum over the first ten ranks is divided by the best possible sum. Ties are broken against the
-    query: among codes with the same score, irrelevant codes come first, then codes with lower grades.
+    query: among functions with the same score, irrelevant functions come first, then functions with lower grades.
 
     Args:
         ranking: the ranking of the P pairs from `answer_pairs`. Every query has at least one pair.
 
     Returns:
-        The ranking of the Q queries by their best-ranked relevant codes. Then, if there are grades, a dict with the
-        average precision (`map`) and nDCG (`ndcg@10` or `ndcg_exponential@10`) of each query, float64[Q] each.
+        The ranking of the Q queries by their best-ranked relevant functions. Then, if there are grades, a dict with
+        the average precision (`map`) and nDCG (`ndcg@10` or `ndcg_exponential@10`) of each query, float64[Q] each.
     """
     right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data.astype(np.float64)})
     pairs["rank"] = ranking.ranks.numpy(force=True)
     by_grade = pairs.sort_values("grade", ascending=False, kind="stable")
-    # Relevant codes with the same score all have the last code's rank.
+    # Relevant functions with the same score all have the last one's rank.
     pairs["place"] = pairs["rank"] - by_grade.groupby(["query", "rank"]).cumcount()
     first = torch.tensor(pairs.groupby("query")["place"].idxmin().to_numpy())
     ranks = torch.tensor(pairs["place"].to_numpy())[first]
@@ -131,7 +131,7 @@ def _ndcg(pairs: pd.DataFrame, gain: str) -> np.ndarray:
     """Computes each query's nDCG, float64[Q].
 
     Args:
-        pairs: a row for each relevant code: its `query`, `grade`, rank (`place`) and rank in the ideal order
+        pairs: a row for each relevant function: its `query`, `grade`, rank (`place`) and rank in the ideal order
             (`best_place`).
         gain: see `Judgments`.
     """
@@ -147,8 +147,8 @@ def _ndcg(pairs: pd.DataFrame, gain: str) -> np.ndarray:
 
 
 def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
-    """Computes each query's average precision, float64[Q], from the `query` and `rank` of each relevant code."""
-    # The order of codes that tie affects only the last digit, through the order of the sum.
+    """Computes each query's average precision, float64[Q], from the `query` and `rank` of each relevant function."""
+    # The order of functions that tie affects only the last digit, through the order of the sum.
     place = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
     found = place.groupby(pairs["query"]).rank(method="first")
     return np.bincount(pairs["query"], found / place) / np.bincount(pairs["query"])

@@ -49,13 +49,15 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
     """Returns a run's rows as `{split: table}`: the pairs of each split, and the corpus as `codebase`.
 
     Raises:
-        UserError: a split has judgments, which rows of one query and one code cannot represent.
+        UserError: a split has judgments, which rows of one query and one function cannot represent.
     """
     tables = {}
     corpora = []
     for name, split in splits.items():
         if not isinstance(split.judgments.stored, EqualIds):
-            raise UserError(f"push_data_to_hub can push only pairs of a query and a code, but {name} has judgments")
+            raise UserError(
+                f"push_data_to_hub can push only pairs of a query and a function, but {name} has judgments"
+            )
         tables[name] = split.to_pairs()
         if name == "train":
             if split.judgments.negatives is not None:

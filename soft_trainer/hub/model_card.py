@@ -182,7 +182,7 @@ def license_of(encoder: str | None) -> str | None:
 
 
 def _eval_results(record: Mapping) -> list[EvalResult]:
-    """Returns the trained encoder's metrics for the card's header, with names such as "MRR over 1,000 codes"."""
+    """Returns the trained encoder's metrics for the card's header, with names such as "MRR over 1,000 functions"."""
     dataset = record["dataset"]
     languages = ",".join(record["languages"])
     own = {
@@ -206,7 +206,7 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
                     task_name="Code search",
                     dataset_split=split,
                     metric_type=metric,
-                    metric_name=f"{title} over {int(trained['pool_size']):,} codes",
+                    metric_name=f"{title} over {int(trained['pool_size']):,} functions",
                     metric_value=round(trained[metric], 4),
                     **named,
                 )
@@ -234,7 +234,7 @@ def _write_leaderboard_results(path: Path, record: Mapping) -> None:
     for split, task in tasks.items():
         trained = record["results"].get(split, {}).get("trained")
         if dataset and trained and not chosen_rows(record):
-            corpus = f"MRR of {trained['queries']:,} queries over {trained['pool_size']:,} codes"
+            corpus = f"MRR of {trained['queries']:,} queries over {trained['pool_size']:,} functions"
             today = datetime.now(UTC).date().isoformat()
             entries.append(EvalResultEntry(dataset, task, round(trained["mrr"], 4), date=today, notes=corpus))
     if entries:

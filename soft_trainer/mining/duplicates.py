@@ -1,11 +1,11 @@
 """Finds exact and near duplicates with little memory. Of several duplicates, the first is kept.
 
-Two codes are near duplicates if their sets of three-token sequences have a Jaccard similarity of at least 0.8. MinHash
-estimates the similarity with 128 permutations and a fixed seed. Locality-sensitive hashing selects the pairs to
-compare: codes whose signatures share a band of 13 successive values.
+Two functions are near duplicates if their sets of three-token sequences have a Jaccard similarity of at least 0.8.
+MinHash estimates the similarity with 128 permutations and a fixed seed. Locality-sensitive hashing selects the pairs
+to compare: functions whose signatures share a band of 13 successive values.
 
-Signatures may stay on disk. For 20,000 codes of 60 tokens, this takes 0.06 s and at most 0.3 kB per code. datasketch's
-index takes 0.76 s and 3.3 kB per code.
+Signatures may stay on disk. For 20,000 functions of 60 tokens, this takes 0.06 s and at most 0.3 kB per function.
+datasketch's index takes 0.76 s and 3.3 kB per function.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def hash_tokens(tokens: Sequence[str]) -> int:
 
 
 def minhash(tokens: Sequence[str]) -> np.ndarray:
-    """Returns the MinHash signature of a code's three-token sequences, uint32[128]."""
+    """Returns the MinHash signature of a function's three-token sequences, uint32[128]."""
     starts = range(max(1, len(tokens) - SHINGLE + 1))
     signature = _MINHASH.copy()
     signature.update_batch({" ".join(tokens[start : start + SHINGLE]).encode() for start in starts})
@@ -51,9 +51,9 @@ def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray])
     """Marks each near duplicate of an earlier code that was kept with True, bool[n].
 
     Args:
-        rows: the row numbers of the codes, in order.
+        rows: the row numbers of the functions, in order.
         signature: returns the MinHash signature of the code with a row number, for example from a column on disk. It
-            is called at least twice for each code that may have a duplicate.
+            is called at least twice for each function that may have a duplicate.
     """
     keys = np.empty((len(rows), BANDS), np.uint64)  # a hash of each band of each signature
     for index, row in enumerate(rows):

@@ -40,7 +40,7 @@ class MinedHistory(NamedTuple):
 
     Attributes:
         rows: the rows of train, valid, test and codebase. Train begins with the newest commit.
-        relevance: a row with query, url and relevance for each pair of a test query and a relevant code.
+        relevance: a row with query, url and relevance for each pair of a test query and a relevant function.
         cut: the id of the commit whose tree is the corpus.
         places: the path, first line and last line of each function in the corpus, keyed by url.
         commits: the number of commits per outcome.

@@ -63,7 +63,7 @@ def mine(
 
     Tests, hidden folders and folders of third-party code (`SKIPPED_FOLDERS`) are skipped. Each documented function
     that passes `PAIR_RULES`, except the rules in `keep`, becomes a pair. The codebase, which is the corpus, has the
-    codes of valid and test, and every other distinct function outside the training packages, documented or not.
+    functions of valid and test, and every other distinct function outside the training packages, documented or not.
 
     Args:
         source_dir: the root of the tree. Symbolic links are not followed.

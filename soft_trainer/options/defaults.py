@@ -146,11 +146,12 @@ def train_without_teacher(data_args: DataArguments, args: SoftInfoNCETrainingArg
 
 
 def _set_options(values: dict, targets: tuple, given: Set[str]) -> str:
-    """Sets a recipe's options, except the options in `given`. Returns the changes as text: "cancel=ratio, floor=0"."""
+    """Sets a recipe's options, except those in `given`. Returns the changes to print: "cancel=ratio, floor=0"."""
     changed = []
     for name, value in values.items():
         target = next((target for target in targets if hasattr(target, name)), None)
         if target is not None and name not in given:
             setattr(target, name, value)
-            changed.append(f"{name}={value}")
+            if name != "dataloader_drop_last":  # says nothing to a newcomer, who reads this line first
+                changed.append(f"{name}={value}")
     return ", ".join(changed)

@@ -59,12 +59,12 @@ class DataArguments:
     query_column: str | None = data_option("Column of --data_dir with the query.", applies_if=conditions.OWN_ROWS)
     code_column: str | None = data_option("Column of --data_dir with the code.", applies_if=conditions.OWN_ROWS)
     id_column: str | None = data_option(
-        "Column of --data_dir with the code's id. Default: url in CodeSearchNet's columns, otherwise the code's text.",
+        "Column of --data_dir with the function's id. Default: url in CodeSearchNet's columns, otherwise its text.",
         applies_if=conditions.OWN_ROWS,
         common=False,
     )
     drop_unusable: bool = option(
-        False, "Drop rows whose query or code is empty, and print how many.", evaluation=True, chooses_rows=True
+        False, "Drop rows whose query or function is empty, and print how many.", evaluation=True, chooses_rows=True
     )
     eval_data_dir: str | None = data_option(
         "Additional evaluation sets, comma-separated: folders with the files of CoSQA or CoSQA+, annotationStore.csv "
@@ -314,8 +314,8 @@ class SoftInfoNCEOptions(LossOptions):
     )
     false_negatives: str = option(
         "mask",
-        "What to do with a negative whose query or code has the same text as the positive's: mask excludes it, "
-        "positives treats it as a relevant code, ignore treats it as a negative.",
+        "What to do with a negative whose query or function has the same text as the positive's: mask excludes it, "
+        "positives treats it as a relevant function, ignore treats it as a negative.",
         choices=("mask", "positives", "ignore"),
         group="batches",
     )
@@ -333,9 +333,9 @@ class SoftInfoNCEOptions(LossOptions):
         group="batches",
     )
     negatives_per_query: int | None = unset(
-        "Hard negatives for each query, in addition to the other codes in the batch. They come from the rows' columns "
-        "of negatives or, without such a column, from the codes that the estimator finds most similar. 0 uses none. "
-        "Default: as many as the columns name, at most 4; none without such a column.",
+        "Hard negatives for each query, in addition to the other functions in the batch. They come from the rows' "
+        "columns of negatives or, without such a column, from the functions that the estimator finds most similar. "
+        "0 uses none. Default: as many as the columns name, at most 4; none without such a column.",
         least=0,
         group="batches",
     )
@@ -345,7 +345,7 @@ class SoftInfoNCEOptions(LossOptions):
         applies_if=conditions.OWN_NEGATIVES,
         group="batches",
     )
-    gather_negatives: bool | None = unset("Use the codes of all processes as negatives. Default: yes.")
+    gather_negatives: bool | None = unset("Use the functions of all processes as negatives. Default: yes.")
     gradient_cache_chunk_size: int | None = training_option(
         None,
         "Encode this many texts at a time and cache the gradients of their embeddings, for large batches in little "
@@ -425,7 +425,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     train_sampling_strategy: str = option(
         "random",
-        "How rows are grouped into batches: random, sequential, no_duplicates (no query or code twice), "
+        "How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice), "
         "group_by_length, one_language, or similar (groups of rows that the estimator finds similar).",
         choices=STRATEGIES,
         group="batches",

@@ -86,13 +86,13 @@ class ModelArguments:
     profile: str | None = of_profile(f"Encoder profile: {', '.join(PROFILES)}. Default: inferred from the model.")
     pooling: str | None = of_profile(f"How token vectors become one embedding: {', '.join(POOLINGS)}.")
     query_prompt: str | None = of_profile("Text to put before each query, after the encoder's special tokens.")
-    code_prompt: str | None = of_profile("Text to put before each code, after the encoder's special tokens.")
+    code_prompt: str | None = of_profile("Text to put before each function, after the encoder's special tokens.")
     include_prompt: bool | None = of_profile("Include the tokens of prompts and prefixes in pooling. Default: yes.")
     query_length: int | None = of_profile(
         "Maximum number of tokens in a query, including special tokens.", group="model", common=True
     )
     code_length: int | None = of_profile(
-        "Maximum number of tokens in a code, including special tokens.", group="model", common=True
+        "Maximum number of tokens in a function, including special tokens.", group="model", common=True
     )
     data_flow_length: int | None = of_profile("Number of data-flow nodes after the code tokens (GraphCodeBERT).")
     score_function: str | None = of_profile(f"How two embeddings are scored: {', '.join(SCORE_FUNCTIONS)}.")

@@ -31,9 +31,9 @@ REFUSED = {
     "label_smoothing_factor": "Soft-InfoNCE's weights soften the loss",
     "fp16_full_eval": "evaluation runs in the precision of training",
     "bf16_full_eval": "evaluation runs in the precision of training; set bf16",
-    "prediction_loss_only": "evaluation ranks codes and computes no loss",
+    "prediction_loss_only": "evaluation ranks functions and computes no loss",
     "eval_accumulation_steps": "an evaluation keeps only the embeddings",
-    "include_for_metrics": "compute_metrics gets ranks, top codes and targets",
+    "include_for_metrics": "compute_metrics gets ranks, top functions and targets",
     "ddp_static_graph": "the number of forward passes changes from batch to batch",
 }
 REFUSED_OF_ACCELERATOR = {
@@ -69,7 +69,7 @@ class Plan:
             embedding is trained.
         batch_size: the number of pairs in one process's batch.
         processes: the number of processes.
-        gathers: True if codes from all processes are used as negatives.
+        gathers: True if functions from all processes are used as negatives.
     """
 
     criterion: Criterion
@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """N, the number of codes that each query is compared with in each step."""
+        """N, the number of functions that each query is compared with in each step."""
         if self.gathers:
             return self.batch_size * self.processes
         return self.batch_size
@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def masks_false_negatives(self) -> bool:
-        """True if other relevant codes in a batch are excluded from a query's negatives."""
+        """True if other relevant functions in a batch are excluded from a query's negatives."""
         return self.options.false_negatives != "ignore" and self.criterion.can_exclude
 
     def unread(self, args: TrainingArguments) -> list[str]:
@@ -169,24 +169,26 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
             f"false_negatives=positives: loss={loss.loss} has no argument `extra_positives` for the other positives"
         )
     if loss.cancel != "none" and not loss.can_exclude:
-        raise UserError(f"cancel={loss.cancel}: loss={loss.loss} has no argument `negatives` to exclude codes")
+        raise UserError(f"cancel={loss.cancel}: loss={loss.loss} has no argument `negatives` to exclude functions")
     if loss.needs_similarity and estimator is None:
         raise UserError(
             f"{loss.settings_that_need_similarity} needs an estimator: set estimator=bm25 (in Python, pass "
             "callbacks=[EstimatorCallback(BM25Estimator())]), or loss=info_nce"
         )
     if aware and not getattr(estimator, "compares_codes", True):
-        raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}")
+        raise UserError(
+            f"weighting=positive_aware: {name} does not compare queries with functions; use {COMPARE_CODES}"
+        )
     if ":" in loss.loss + loss.weighting:  # tests try out the package's own functions
         loss.try_out()
     return loss
 
 
 def check_codes(loss: Criterion, codes: int) -> None:
-    """Checks that `codes`, the number of codes that each query is compared with, is large enough for the loss.
+    """Checks that `codes`, the number of functions that each query is compared with, is large enough for the loss.
 
     Raises:
-        UserError: there are too few codes. The message gives the smallest number that works.
+        UserError: there are too few functions. The message gives the smallest number that works.
     """
     settings = f"loss={loss.loss}, cancel={loss.cancel}"
     least = loss.smallest_batch
@@ -194,7 +196,7 @@ def check_codes(loss: Criterion, codes: int) -> None:
         settings += f", alpha={loss.alpha:g}, beta={loss.beta:g} (beta must be above alpha / (N - 1))"
     if codes < least:
         raise UserError(
-            f"each query is compared with N={codes} codes, too few for {settings}: the smallest N that works is "
+            f"each query is compared with N={codes} functions, too few for {settings}: the smallest N that works is "
             f"{least}; raise per_device_train_batch_size"
         )
 

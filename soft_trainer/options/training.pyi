@@ -30,8 +30,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         seed: Random seed for rows, batches, dropout and new weights. Values: 0 or more. Default: 42.
         use_cpu: Use the CPU even if there is a GPU. Default: False.
         train_sampling_strategy: How rows are grouped into batches: random, sequential, no_duplicates (no query or
-            code twice), group_by_length, one_language, or similar (groups of rows that the estimator finds similar).
-            Default: 'random'.
+            function twice), group_by_length, one_language, or similar (groups of rows that the estimator finds
+            similar). Default: 'random'.
         loss: soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
             Default: soft_info_nce with an estimator, otherwise info_nce.
         alpha: Weight of the similarity in Eq. 4. Default: the estimator's. Values: 0 or more. Applies only with
@@ -61,19 +61,19 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             similarity. Values: 0 or more. Default: 0.5. Applies only with cancel=ratio.
         teacher: A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. Short for
             estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight=0.3.
-        false_negatives: What to do with a negative whose query or code has the same text as the positive's: mask
-            excludes it, positives treats it as a relevant code, ignore treats it as a negative. Default: 'mask'.
+        false_negatives: What to do with a negative whose query or function has the same text as the positive's: mask
+            excludes it, positives treats it as a relevant function, ignore treats it as a negative. Default: 'mask'.
         group_size: Number of similar rows in a group, for train_sampling_strategy=similar. Values: 1 or more.
             Default: 8. Applies only with train_sampling_strategy=similar.
         source_sampling: With several sources, how many batches come from each: proportional to its rows, round_robin,
             or fractions such as NAME=0.2. A batch comes from one source. Default: 'proportional'.
-        negatives_per_query: Hard negatives for each query, in addition to the other codes in the batch. They come
-            from the rows' columns of negatives or, without such a column, from the codes that the estimator finds
+        negatives_per_query: Hard negatives for each query, in addition to the other functions in the batch. They come
+            from the rows' columns of negatives or, without such a column, from the functions that the estimator finds
             most similar. 0 uses none. Default: as many as the columns name, at most 4; none without such a column.
             Values: 0 or more.
         negative_ratio: Maximum similarity of a negative that the estimator finds, relative to the query's positive.
             Default: 0.95. Applies only with negatives_per_query above 0.
-        gather_negatives: Use the codes of all processes as negatives. Default: yes.
+        gather_negatives: Use the functions of all processes as negatives. Default: yes.
         gradient_cache_chunk_size: Encode this many texts at a time and cache the gradients of their embeddings, for
             large batches in little memory. Values: 1 or more.
         matryoshka_dims: Also use the first N dimensions of each embedding as an embedding, for each N in a list such
@@ -117,8 +117,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     use_cpu: bool = False
     """Use the CPU even if there is a GPU. Default: False."""
     train_sampling_strategy: str = "random"
-    """How rows are grouped into batches: random, sequential, no_duplicates (no query or code twice), group_by_length,
-    one_language, or similar (groups of rows that the estimator finds similar). Default: 'random'."""
+    """How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice),
+    group_by_length, one_language, or similar (groups of rows that the estimator finds similar). Default: 'random'."""
     loss: str | None = None
     """soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
     Default: soft_info_nce with an estimator, otherwise info_nce."""
@@ -164,8 +164,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. Short for estimator=trained_model,
     estimator_model=NAME, loss=info_nce and distill_weight=0.3."""
     false_negatives: str = "mask"
-    """What to do with a negative whose query or code has the same text as the positive's: mask excludes it, positives
-    treats it as a relevant code, ignore treats it as a negative. Default: 'mask'."""
+    """What to do with a negative whose query or function has the same text as the positive's: mask excludes it,
+    positives treats it as a relevant function, ignore treats it as a negative. Default: 'mask'."""
     group_size: int = 8
     """Number of similar rows in a group, for train_sampling_strategy=similar. Values: 1 or more. Default: 8. Applies
     only with train_sampling_strategy=similar."""
@@ -173,14 +173,14 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """With several sources, how many batches come from each: proportional to its rows, round_robin, or fractions such
     as NAME=0.2. A batch comes from one source. Default: 'proportional'."""
     negatives_per_query: int | None = None
-    """Hard negatives for each query, in addition to the other codes in the batch. They come from the rows' columns of
-    negatives or, without such a column, from the codes that the estimator finds most similar. 0 uses none. Default: as
-    many as the columns name, at most 4; none without such a column. Values: 0 or more."""
+    """Hard negatives for each query, in addition to the other functions in the batch. They come from the rows' columns
+    of negatives or, without such a column, from the functions that the estimator finds most similar. 0 uses none.
+    Default: as many as the columns name, at most 4; none without such a column. Values: 0 or more."""
     negative_ratio: float = 0.95
     """Maximum similarity of a negative that the estimator finds, relative to the query's positive. Default: 0.95.
     Applies only with negatives_per_query above 0."""
     gather_negatives: bool | None = None
-    """Use the codes of all processes as negatives. Default: yes."""
+    """Use the functions of all processes as negatives. Default: yes."""
     gradient_cache_chunk_size: int | None = None
     """Encode this many texts at a time and cache the gradients of their embeddings, for large batches in little
     memory. Values: 1 or more."""

@@ -4,8 +4,8 @@
 folders with one or more of these files:
 
     cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
-                                                            `retrieval_idx` is the code's number in code_idx_map.txt
-    test_agent_query.json, test_agent_codebase.json,        CoSQA+, with several relevant codes per query: lists of
+                                                            `retrieval_idx` is the function's row in code_idx_map.txt
+    test_agent_query.json, test_agent_codebase.json,        CoSQA+, with several relevant functions per query: lists of
     test_agent_pairs_true.json                              {"query-idx", "query"}, {"code-idx", "code"} and
                                                             {"query-idx", "code-idx", "label"}
     annotationStore.csv                                     CodeSearchNet's challenge: Language, Query, GitHubUrl,
@@ -20,8 +20,8 @@ Each file may be gzipped. CoSQA+ has also been published as `query.json`, `gpt4o
 contain irrelevant pairs (label 0).
 
 The corpus of CoSQA is `code_idx_map` (.txt or .json), and the corpus of CoSQA+ is the file above. Other sets use the
-folder's codebase.jsonl. Without this file, the corpus for test.jsonl consists of the codes of valid and test, and the
-corpus for judged queries is the run's corpus.
+folder's codebase.jsonl. Without this file, the corpus for test.jsonl consists of the functions of valid and test, and
+the corpus for judged queries is the run's corpus.
 
 An unjudged code has relevance 0. Several judgments of the same query and code are averaged. The gain in nDCG is the
 relevance, as in trec_eval and mteb, or for CodeSearchNet's annotations 2^relevance - 1, as in its challenge.
@@ -104,7 +104,7 @@ def load_evaluation_sets(
                 raise UserError(f"{folder}, {part}: {error}") from None
             taken.add(name)
             sets.append(EvaluationSet(name, split))
-            print_on_main(f"{name}: {len(split.queries):,} queries ({part}) and {len(split.corpus):,} codes")
+            print_on_main(f"{name}: {len(split.queries):,} queries ({part}) and {len(split.corpus):,} functions")
     return sets
 
 
@@ -193,6 +193,6 @@ def _judged_sets(folder: Path, arguments: DataArguments, codebase: Dataset | Non
             if corpus is None:
                 raise UserError(f"{folder}: no corpus for {name}; neither the folder nor the run has a codebase")
             if "url" not in corpus.column_names:
-                raise UserError(f"{folder}: {name} refers to codes by url, but the codebase has no urls")
+                raise UserError(f"{folder}: {name} refers to functions by url, but the codebase has no urls")
             languages = arguments.languages or languages_in({"codebase": corpus})
             yield part, graded_split(read(files[name], languages), corpus, files[name], gain)

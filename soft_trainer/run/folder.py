@@ -215,7 +215,8 @@ class RunFolder:
             if all(line.startswith(("num_train_epochs was", "max_steps was")) for line in state.changes):
                 remedy = f"to train for longer, resume_from_checkpoint=last; otherwise, {remedy}"
             raise UserError(
-                f"output_dir={self.path}: has another run or other files ({'; '.join(state.changes[:3])}): {remedy}"
+                f"output_dir={self.path}: contains another run or unrelated files ({'; '.join(state.changes[:3])}): "
+                f"{remedy}"
             )
         elif checkpoint is None and state.name == STOPPED and not self.overwrite:
             checkpoint = state.checkpoint

@@ -162,14 +162,14 @@ class Run(Measurements):
         write_results(self.folder, lambda: {**record, LISTED: written_files(self.folder)}, **parts)
 
     def _print_examples(self) -> None:
-        """Prints some queries with their top codes. The queries come from test if test was measured."""
+        """Prints some queries with their top functions. The queries come from test if test was measured."""
         shown = min(self.sets, key=lambda each: not each.name.startswith("test"))
         split = shown.split
         profile = self.trainer.encoder
         query = text_column(split.queries, profile.query_columns, "query")
         code = text_column(split.corpus, ("code", *profile.code_columns), "code")
         text = examples(split, self.rankings[shown.name], self.data_args.examples, query, code)
-        title = f"Queries from {shown.name} with their top three codes (=> marks relevant codes)"
+        title = f"Queries from {shown.name} with their top three functions (=> marks relevant ones)"
         print_on_main(f"{title}:\n\n{text}\n")
 
     def record(self) -> dict:

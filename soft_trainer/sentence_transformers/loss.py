@@ -49,7 +49,7 @@ CITATION = """
 class SoftInfoNCELoss(nn.Module):
     """InfoNCE with weighted negatives, as a loss for `SentenceTransformerTrainer`.
 
-    `MultipleNegativesRankingLoss` treats all other codes in a batch as equally irrelevant. This loss gives smaller
+    `MultipleNegativesRankingLoss` treats all other functions in a batch as equally irrelevant. This loss gives smaller
     weights to negatives that an estimator finds similar to the query (Li et al., 2023). The estimator is frozen, and
     is fitted on the training rows when the loss is created.
 
@@ -63,11 +63,11 @@ class SoftInfoNCELoss(nn.Module):
         estimator: for example `BM25Estimator()`, `SimCSEEstimator(NAME)`, `TrainedModelEstimator(NAME)`, or
             `SentenceTransformerEstimator()` for the model before training. None means InfoNCE. The loss fits a copy of
             the estimator.
-        train_dataset: the result of `with_rows`, with columns for queries, codes, and optionally negatives. Pass the
-            same data set to the trainer.
+        train_dataset: the result of `with_rows`, with columns for queries, functions, and optionally negatives. Pass
+            the same data set to the trainer.
         scale: the factor by which similarities are multiplied.
         similarity_fct: computes similarities, Tensor[B, N], from Tensor[B, d] and Tensor[N, d].
-        gather_across_devices: whether to use the codes of all processes as negatives.
+        gather_across_devices: whether to use the functions of all processes as negatives.
         options: fields of `SoftInfoNCEOptions`, with the same defaults: `loss`, `weighting` ("linear" or
             "positive_aware"), `alpha`, `beta`, `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`,
             `distill_weight`, `distill_temperature`, `infonce_weight`, `kl_weight`, `false_negatives`, and `teacher`,
@@ -137,14 +137,14 @@ class SoftInfoNCELoss(nn.Module):
         self._batch_checked = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
-        """Computes the mean loss of a batch from the tokenised queries, codes and optional negatives."""
+        """Computes the mean loss of a batch from the tokenised queries, functions and optional negatives."""
         return self.compute_loss_from_embeddings(embed_columns(self.model, list(sentence_features)), labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
         """Computes the mean loss of a batch from embeddings.
 
         Args:
-            embeddings: the embeddings of queries, codes and negatives, Tensor[B, d] each.
+            embeddings: the embeddings of queries, functions and negatives, Tensor[B, d] each.
             labels: the row hashes from `with_rows`, LongTensor[B].
         """
         if torch.is_grad_enabled():
@@ -163,9 +163,9 @@ class SoftInfoNCELoss(nn.Module):
     def _training_batch(
         self, embeddings: list[Tensor], labels: Tensor | None
     ) -> tuple[Tensor, Tensor, Targets, list[int]]:
-        """Returns the queries, the N codes to compare them with, the targets, and each process's number of queries.
+        """Returns the queries, the N functions to compare them with, the targets, and the processes' query counts.
 
-        If `gather_across_devices` is set, the codes come from all processes, which takes two collectives.
+        If `gather_across_devices` is set, the functions come from all processes, which takes two collectives.
         """
         queries, codes = self._sides(embeddings)
         check_labels(labels, len(queries))
@@ -181,7 +181,7 @@ class SoftInfoNCELoss(nn.Module):
         return queries, codes[places], targets, sizes
 
     def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Separates the embeddings of this process's queries from the embeddings of its codes."""
+        """Separates the embeddings of this process's queries from the embeddings of its functions."""
         given = len(embeddings)
         expected = 1 + self.rows.codes.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
@@ -195,10 +195,10 @@ class SoftInfoNCELoss(nn.Module):
     def _targets(self, labels_of: list[Tensor], rank: int, device: torch.device) -> tuple[Tensor, Targets]:
         """Finds a batch's training rows from all processes' labels, and computes the targets of process `rank`.
 
-        Codes that occur several times in a batch are merged into one of the N columns.
+        Functions that occur several times in a batch are merged into one of the N columns.
 
         Returns:
-            The position of each column's code in the encoded codes, LongTensor[N], and the targets.
+            The position of each column's function in the encoded functions, LongTensor[N], and the targets.
 
         Raises:
             UserError: the first batch is too small for the weights, or a label belongs to no row.
@@ -219,7 +219,7 @@ class SoftInfoNCELoss(nn.Module):
             return self.similarity_fct(queries, codes) * self.scale
 
     def _block_loss(self, queries: Tensor, codes: Tensor, targets: Targets, block: slice, sizes: list[int]) -> Tensor:
-        """Computes the loss of a block of this process's queries, Tensor[B, d], against all codes, Tensor[N, d]."""
+        """Computes the loss of a block of this process's queries, Tensor[B, d], and all functions, Tensor[N, d]."""
         targets = targets[block]
         loss = self.criterion(self._scores(queries[block], codes), targets)
         # With this factor, the gradient averaged over processes equals the gradient of the global batch.
@@ -280,7 +280,7 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         """Computes the loss from embeddings and, if `with_backward`, the gradients of the embeddings.
 
         Args:
-            reps: the embeddings of queries, codes and negatives, each as a list of mini-batches.
+            reps: the embeddings of queries, functions and negatives, each as a list of mini-batches.
             labels: the row hashes from `with_rows`.
         """
         embeddings = [torch.cat(parts) for parts in reps]
@@ -303,7 +303,7 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
 
 
 class SentenceTransformerEstimator(Estimator):
-    """Estimates the similarity of queries and codes with a frozen sentence-transformers model.
+    """Estimates the similarity of queries and functions with a frozen sentence-transformers model.
 
     All rows are encoded once, when the loss is created, with the model's prompts for queries and documents.
     Similarities come from the model's similarity function. Cosines are multiplied by 20.
@@ -335,12 +335,12 @@ class SentenceTransformerEstimator(Estimator):
         return 0.05 * self.score_scale
 
     def fit(self, split: Split) -> None:
-        """Encodes all queries and codes of the split. Each process encodes a shard."""
+        """Encodes all queries and functions of the split. Each process encodes a shard."""
         self._queries = self._embeddings(self.model.encode_query, split.queries["docstring"][:])
         self._codes = self._embeddings(self.model.encode_document, split.corpus["code"][:])
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes the scaled similarities of Q queries and C codes, Tensor[Q, C] in float32."""
+        """Computes the scaled similarities of Q queries and C functions, Tensor[Q, C] in float32."""
         return self._scores(self._queries[as_array(query_rows)], self._codes[as_array(code_rows)])
 
     def _scores(self, rows: Tensor, columns: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Identifies the training rows in a batch by hashes of texts, and finds the codes to compare the queries with."""
+"""Identifies the training rows in a batch by hashes of texts, and finds the functions to compare the queries with."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NO_TEXTS = (*LABEL_COLUMNS, "dataset_name")
 def with_rows(train_dataset: Dataset) -> Dataset:
     """Adds a column `label` with a hash of each row's texts, so that `SoftInfoNCELoss` can identify a batch's rows.
 
-    The first two columns are the queries and the codes. Of the others, only columns named as negatives (`negative`,
-    `negative_1` and so on) are kept, because sentence-transformers would take any other column for negatives too. The
-    names of the removed columns are printed.
+    The first two columns are the queries and the functions. Of the others, only columns named as negatives
+    (`negative`, `negative_1` and so on) are kept, because sentence-transformers would take any other column for
+    negatives too. The names of the removed columns are printed.
 
     The result may be shuffled, filtered, split or concatenated with other data sets, but its texts must not change.
 
@@ -47,13 +47,13 @@ def with_rows(train_dataset: Dataset) -> Dataset:
         if name in train_dataset.column_names:
             raise UserError(
                 f"with_rows: the data set already has a column {name!r}, which the loss needs for hashes. Keep only "
-                f"the rows with a relevant code, then call train_dataset.remove_columns({name!r})"
+                f"the rows with a relevant function, then call train_dataset.remove_columns({name!r})"
             )
     _, unused = _columns_of(train_dataset)
     if unused:
         print_on_main(
             f"with_rows: not using {', '.join(map(repr, unused))}; only columns named as negatives (negative, "
-            "negative_1 and so on) may follow the columns of queries and codes"
+            "negative_1 and so on) may follow the columns of queries and functions"
         )
         train_dataset = train_dataset.remove_columns(unused)
     return train_dataset.add_column(LABEL, _hashes(_texts_of(train_dataset)))
@@ -63,10 +63,10 @@ class LabelledRows:
     """The training rows as a `Split`, with a look-up of rows by their labels (hashes).
 
     Attributes:
-        split: the queries, and a corpus with the codes of all rows, followed by negatives that are not the code of any
-            row.
+        split: the queries, and a corpus with the functions of all rows, followed by negatives that are not the code of
+            any row.
         codes: int64[n, 1 + k], the corpus indices of each query's positive and k negatives.
-        answers: a look-up of relevant codes by text.
+        answers: a look-up of relevant functions by text.
 
     Raises:
         UserError: a row's label is not the hash of its texts.
@@ -81,7 +81,7 @@ class LabelledRows:
         if unused := _columns_of(train_dataset)[1]:
             raise UserError(
                 f"train_dataset: column {unused[0]!r} would count as negatives. Call with_rows(train_dataset) after "
-                "adding columns, because it removes all columns but queries, codes and negatives"
+                "adding columns, because it removes all columns but queries, functions and negatives"
             )
         columns = _texts_of(train_dataset)
         labels = _hashes(columns)
@@ -128,7 +128,7 @@ def _hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
 
 
 def _numbered(codes: Sequence[str], negatives: Sequence[Sequence[str]]) -> tuple[np.ndarray, list[str]]:
-    """Numbers the codes of all rows, then the negatives that are not the code of any row.
+    """Numbers the functions of all rows, then the negatives that are not the function of any row.
 
     Returns:
         The numbers of each row's code and k negatives, int64[n, 1 + k], and the texts of negatives that were added.
@@ -146,7 +146,7 @@ def _numbered(codes: Sequence[str], negatives: Sequence[Sequence[str]]) -> tuple
 
 
 def _columns_of(dataset: Dataset) -> tuple[list[str], list[str]]:
-    """Returns the names of the columns of queries, codes and negatives, in this order, and of all unused columns.
+    """Returns the names of the columns of queries, functions and negatives, in this order, and of all unused columns.
 
     Raises:
         UserError: there are fewer than two columns.
@@ -154,8 +154,8 @@ def _columns_of(dataset: Dataset) -> tuple[list[str], list[str]]:
     names = [name for name in dataset.column_names if name not in NO_TEXTS]
     if len(names) < 2:
         raise UserError(
-            "train_dataset: expected a column of queries, then a column of codes, then optional columns of negatives, "
-            f"but the columns are {', '.join(dataset.column_names)}"
+            "train_dataset: expected a column of queries, then a column of functions, then optional columns of "
+            f"negatives, but the columns are {', '.join(dataset.column_names)}"
         )
     negatives = [name for name in names[2:] if NEGATIVE_COLUMN.fullmatch(name)]
     used = names[:2] + negatives
@@ -163,7 +163,7 @@ def _columns_of(dataset: Dataset) -> tuple[list[str], list[str]]:
 
 
 def _texts_of(dataset: Dataset) -> list[list[str]]:
-    """Returns the texts in the columns of queries, codes and negatives, in this order.
+    """Returns the texts in the columns of queries, functions and negatives, in this order.
 
     Raises:
         UserError: there are fewer than two columns, or a column has missing values or is not text.
@@ -181,11 +181,11 @@ def _texts_of(dataset: Dataset) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Columns:
-    """The N codes that one process's B queries are compared with.
+    """The N functions that one process's B queries are compared with.
 
     Args:
         code_rows: int64[N], the corpus index of each column's code.
-        places: LongTensor[N], the position of each column's code in the encoded codes of all processes.
+        places: LongTensor[N], the position of each column's function in the encoded functions of all processes.
         positives: LongTensor[B], the column of each query's positive.
     """
 
@@ -195,11 +195,11 @@ class Columns:
 
 
 def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int) -> Columns:
-    """Returns the codes to compare the queries of process `rank` with. A repeated code gets only one column.
+    """Returns the functions to compare the queries of process `rank` with. A repeated function gets one column.
 
     Args:
-        rows_of: the training rows on each process. The encoded codes are ordered by process. Within a process, the
-            codes of the rows come first, then the first negative of each row, then the second, and so on.
+        rows_of: the training rows on each process. The encoded functions are ordered by process. Within a process, the
+            functions of the rows come first, then the first negative of each row, then the second, and so on.
     """
     encoded = np.concatenate([table.codes[rows].T.reshape(-1) for rows in rows_of])
     code_rows, places = np.unique(encoded, return_index=True)

@@ -27,8 +27,8 @@ GRAMMARS = {
 }
 # The text around all code in a file.
 _AROUND = {"php": (b"<?php", b"?>")}
-# Frames are put around a code fragment so that it parses. They give no tokens. A bare method parses inside a class,
-# and a JavaScript function without a name inside parentheses.
+# Frames are put around a code fragment so that it parses. They give no tokens. A bare method parses inside a
+# class, and a JavaScript function without a name inside parentheses.
 _NO_FRAME = (b"", b"")
 _CLASS = (b" class C {", b"}")
 _METHOD_FRAMES = (_NO_FRAME, _CLASS)

@@ -28,7 +28,7 @@ from soft_trainer.terminal import shortened, table
 
 
 def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:
-    """Reads the rank of each query's relevant code, from a run's output folder or from a `ranks-*.parquet` file.
+    """Reads the rank of each query's relevant function, from a run's output folder or from a `ranks-*.parquet` file.
 
     Raises:
         UserError: the run has no ranks for this split and system, or the encoder has changed since the run.
@@ -74,7 +74,7 @@ class RankChange:
         query: the text of the query.
         delta: the query's reciprocal rank in a minus its reciprocal rank in b, averaged over seeds.
         ranks: each system's ranks, one per seed.
-        tops: each system's top three codes with the first seed, as (True for the query's positive, text).
+        tops: each system's top three functions with the first seed, as (True for the query's positive, text).
     """
 
     query: str
@@ -137,7 +137,7 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     """
     files = f"{reference.path} and {ranked.path}"
     if reference.corpus != ranked.corpus:
-        raise UserError(f"{files}: the corpora of {reference.pool_size} and {ranked.pool_size} codes differ")
+        raise UserError(f"{files}: the corpora of {reference.pool_size} and {ranked.pool_size} functions differ")
     own = ranked.queries
     expected = reference.queries
     if own == expected:
@@ -181,7 +181,7 @@ def p_text(p: float, equals: str = "") -> str:
 
 
 def change_text(change: RankChange) -> str:
-    """Formats a change as text: the query, then each system's ranks and top codes, with `=>` before the positive."""
+    """Formats a change as text: the query, then each system's ranks and top functions, `=>` marks the positive."""
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
     for name, ranks, top in zip("AB", change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")

@@ -36,7 +36,7 @@ SETTINGS = (
     "teacher",
     "distill_weight",
 )
-TRAINING = ("learning rate", "epochs", "codes compared per query", "seconds per step, with evaluations")
+TRAINING = ("learning rate", "epochs", "functions compared per query", "seconds per step, with evaluations")
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,8 +248,16 @@ def results_table(
         else:
             row += [None, None, None]
         rows.append(row)
-    headers = ["method", "seeds", "MRR", "codes in the corpus", "difference (95 %)", "p", "seeds without a partner"]
-    return table(headers, rows, floats=".4f", text=["p", "codes in the corpus"])
+    headers = [
+        "method",
+        "seeds",
+        "MRR",
+        "functions in the corpus",
+        "difference (95 %)",
+        "p",
+        "seeds without a partner",
+    ]
+    return table(headers, rows, floats=".4f", text=["p", "functions in the corpus"])
 
 
 def _corpus(runs: Sequence[ReportedRun], name: str, system: str) -> str:

@@ -24,22 +24,22 @@ from soft_trainer.training.targets import TargetMaker
 
 @dataclass
 class Batch:
-    """A training batch on one process: B queries, and the N codes that the loss compares them with.
+    """A training batch on one process: B queries, and the N functions that the loss compares them with.
 
-    If negatives are gathered, the N codes come from all processes, ordered by rank.
+    If negatives are gathered, the N functions come from all processes, ordered by rank.
 
     Args:
-        query, code: the model inputs for this process's queries and codes, or None if they are packed together.
+        query, code: the model inputs for this process's queries and functions, or None if they are packed together.
         targets: the positives and negatives of the B queries. The loader gives the estimator's similarities at most;
             the step makes the weights from them (`TargetMaker.weighed`).
         rows: int64[B], the index of each query's training pair. This and other NumPy arrays stay on the host.
         query_rows: int64[B], the index of each query in the split's queries.
         code_rows: int64[N], the index of each column's code in the corpus.
         sizes: the number of queries on each process.
-        code_sizes: the number of codes on each process, including hard negatives.
+        code_sizes: the number of functions on each process, including hard negatives.
         false_negatives: the number of (query, column) entries that are not negatives because they are known positives.
-        packed: the model inputs for this process's queries and then its codes, or None if each side is separate.
-        own_codes: the number of this process's codes.
+        packed: the model inputs for this process's queries and then its functions, or None if each side is separate.
+        own_codes: the number of this process's functions.
         weighed: True once the targets have their weights.
     """
 
@@ -92,7 +92,7 @@ class Batch:
         return queries * len(self.sizes) / sum(self.sizes)
 
     def count_tokens(self, padding: bool) -> int:
-        """Counts the tokens in the queries and codes on this process, with or without padding."""
+        """Counts the tokens in the queries and functions on this process, with or without padding."""
         total = 0
         for chunk in self.chunks:
             if padding or "borders" in chunk:
@@ -106,7 +106,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a global batch that one process encodes, as indices of pairs, queries and codes.
+    """The part of a global batch that one process encodes, as indices of pairs, queries and functions.
 
     Args:
         rows: int64[B], the training pairs.
@@ -125,7 +125,7 @@ class Share:
 
     @property
     def codes(self) -> np.ndarray:
-        """The codes that this process encodes: the positives, then the hard negatives."""
+        """The functions that this process encodes: the positives, then the hard negatives."""
         return np.concatenate([self.positives, self.added])
 
 
@@ -135,12 +135,12 @@ class TrainBatches(Dataset):
     The process's rank is an argument, because data workers receive a pickled copy of this object.
 
     Args:
-        tokens: the token ids of each query, under "query", and of each code in the corpus, under "code".
+        tokens: the token ids of each query, under "query", and of each function in the corpus, under "code".
         pairs: int64[P, 2], the query and the code of each training pair.
         collator: turns token ids into model inputs.
         target_maker: finds positives and negatives, and asks the estimator for similarities. Without an estimator, the
             training step asks.
-        gather: True to use the codes of all processes as negatives, or False to use only this process's codes.
+        gather: True to use the functions of all processes as negatives, or False to use only this process's functions.
         hard_negatives: draws additional negatives for each query, or None.
         rank, world_size: this process's rank and the number of processes.
     """
@@ -239,7 +239,7 @@ class TrainBatches(Dataset):
         return torch.from_numpy(columns)
 
     def _inputs(self, shares: Sequence[Share]) -> dict[str, object]:
-        """Collates the queries and the codes into model inputs, with the same number of chunks on every process."""
+        """Collates the queries and the functions into model inputs, with as many chunks on every process."""
         if not isinstance(self.collator, PairCollator):  # a custom collator, which works only in one process
             inputs = self.collator([self[int(row)] for row in shares[0].rows])
             if not isinstance(inputs, Mapping) or not {*SIDES} <= inputs.keys():
@@ -269,7 +269,7 @@ class TrainBatches(Dataset):
 
 
 def relevant_codes(split: Split, profile: EncoderProfile) -> RelevantCodes:
-    """Returns a look-up of relevant codes among the training rows, by the texts that the encoder reads."""
+    """Returns a look-up of relevant functions among the training rows, by the texts that the encoder reads."""
     queries = text_ids(side_texts(split.queries, "query", profile))
     codes = text_ids(side_texts(split.corpus, "code", profile))
     return RelevantCodes(split.judgments.stored, queries, codes)

@@ -17,14 +17,14 @@ def similar_batches(
 ) -> list[list[int]]:
     """Builds the batches of one epoch, with similar pairs in the same batch. Each pair is in at most one batch.
 
-    Pairs are visited in random order. A pair without a group starts a new group. Free pairs whose codes are nearest to
-    its query join the group, then pairs whose codes are nearest to the new members' queries. Full groups are spread
-    evenly over the batches. A pair from an incomplete group joins a batch that has room and contains a similar code,
-    or else any batch with room.
+    Pairs are visited in random order. A pair without a group starts a new group. Free pairs whose functions are
+    nearest to its query join the group, then pairs whose functions are nearest to the new members' queries. Full
+    groups are spread evenly over the batches. A pair from an incomplete group joins a batch that has room and contains
+    a similar function, or else any batch with room.
 
     Args:
         pairs: int64[P, 2], the query and the code of each training pair.
-        neighbours: int64[Q, k], the codes nearest to each query, nearest first, padded with -1.
+        neighbours: int64[Q, k], the functions nearest to each query, nearest first, padded with -1.
         batch_size: the number of pairs in a batch.
         generator: the source of randomness.
         group_size: the number of pairs in a group.
@@ -72,7 +72,7 @@ class _Batches:
         self.room[batch] -= 1
 
     def put_near(self, row: int, near: np.ndarray) -> bool:
-        """Adds a pair to a batch that has room and contains one of the codes in `near`, preferably the nearest.
+        """Adds a pair to a batch that has room and contains one of the functions in `near`, preferably the nearest.
 
         Returns:
             False if there is no such batch.
@@ -85,7 +85,7 @@ class _Batches:
 
 
 class _FreePairs:
-    """The pairs that are not in a group yet, with the first free pair of each code."""
+    """The pairs that are not in a group yet, with the first free pair of each function."""
 
     def __init__(self, pairs: np.ndarray, codes: int, order: np.ndarray):
         self.pairs = pairs
@@ -94,9 +94,9 @@ class _FreePairs:
         by_code = np.argsort(pairs[:, 1], kind="stable")
         by_code = by_code[self.free[by_code]]
         of_one_code = pairs[by_code[1:], 1] == pairs[by_code[:-1], 1]
-        self.following = np.full(len(pairs), -1)  # the next pair of the same code
+        self.following = np.full(len(pairs), -1)  # the next pair of the same function
         self.following[by_code[:-1][of_one_code]] = by_code[1:][of_one_code]
-        self.first = np.full(codes + 1, -1)  # each code's first free pair; the last entry is for the padding index -1
+        self.first = np.full(codes + 1, -1)  # each function's first free pair; the last entry is for the index -1
         self.first[pairs[by_code[::-1], 1]] = by_code[::-1]
 
     def take(self, row: int) -> None:
@@ -111,7 +111,7 @@ class _FreePairs:
         self.first[code] = following
 
     def near(self, codes: np.ndarray) -> list[int]:
-        """Returns the first free pair of each code in `codes`. Codes without a free pair are skipped."""
+        """Returns the first free pair of each function in `codes`. Functions without a free pair are skipped."""
         rows = self.first[codes]
         return rows[rows >= 0].tolist()
 
@@ -127,7 +127,7 @@ def _groups(
             continue
         group: list[int] = []
         for row in _candidates(seed, group, left, neighbours):
-            if left.free[row]:  # neighbours may contain a code twice
+            if left.free[row]:  # neighbours may contain a function twice
                 group.append(row)
                 left.take(row)
             if len(group) == size:

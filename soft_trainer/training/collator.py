@@ -106,7 +106,7 @@ def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
 
 @dataclass
 class Side:
-    """The model inputs of a batch's queries or codes, in chunks that are encoded one after another.
+    """The model inputs of a batch's queries or functions, in chunks that are encoded one after another.
 
     A chunk is the result of `pad` or `pack`.
 
@@ -134,7 +134,7 @@ class PairCollator:
 
     Args:
         pad_token_id: the tokenizer's padding id.
-        cost: the cost of encoding a padded chunk. If None, all queries form one chunk, and so do all codes.
+        cost: the cost of encoding a padded chunk. If None, all queries form one chunk, and so do all functions.
         largest_chunk: the maximum number of rows in a chunk.
         prompt_lengths: the number of leading tokens that pooling skips, keyed by "query" and "code".
         limits: the maximum number of tokens, keyed by "query" and "code", to pad to few different lengths. If None, to
@@ -160,7 +160,7 @@ class PairCollator:
 
     @property
     def joins_sides(self) -> bool:
-        """True if the queries and the codes of a batch are packed into a single chunk."""
+        """True if the queries and the functions of a batch are packed into a single chunk."""
         return self.first_position is not None and self.largest_chunk is None
 
     def __call__(self, features: Sequence[dict]) -> dict[str, Side]:
@@ -171,7 +171,7 @@ class PairCollator:
         return sides
 
     def side(self, token_ids: Sequence[np.ndarray], passes: int = 1, name: str = "query") -> Side:
-        """Collates the token ids of queries or codes into at least `passes` chunks, at the lowest cost.
+        """Collates the token ids of queries or functions into at least `passes` chunks, at the lowest cost.
 
         Args:
             name: "query" or "code".
@@ -186,7 +186,7 @@ class PairCollator:
         return Side(inputs, torch.from_numpy(order))
 
     def _inputs(self, token_ids: Sequence[np.ndarray], side: str) -> dict:
-        """Returns the model inputs of one chunk of queries or codes."""
+        """Returns the model inputs of one chunk of queries or functions."""
         prompt = self.prompt_lengths.get(side, 0)
         if self.first_position is not None:
             return pack(token_ids, prompt, self.first_position)
@@ -196,7 +196,7 @@ class PairCollator:
         return pad(token_ids, self.pad_token_id, prompt, width)
 
     def joined(self, queries: Sequence[np.ndarray], codes: Sequence[np.ndarray]) -> dict:
-        """Packs the token ids of queries and codes into one chunk, queries first."""
+        """Packs the token ids of queries and functions into one chunk, queries first."""
         prompts = [self.prompt_lengths.get(side, 0) for side in SIDES]
         return pack([*queries, *codes], np.repeat(prompts, [len(queries), len(codes)]), self.first_position)
 

@@ -68,10 +68,10 @@ def cached_backward(
         encode: returns the embeddings of one chunk of model inputs.
         batch: the batch, divided into chunks.
         loss_of: returns the loss of a block of queries. The arguments are the embeddings of this process's queries,
-            the embeddings of all codes, and the block as a slice of the queries. The losses of all blocks add up to
-            the batch's loss.
+            the embeddings of all functions, and the block as a slice of the queries. The losses of all blocks add up
+            to the batch's loss.
         backward: runs the backward pass of a loss, with fp16 loss scaling if needed.
-        gathers: True to compare queries with the codes of all processes.
+        gathers: True to compare queries with the functions of all processes.
         block_size: the number of queries whose scores are in memory at the same time.
         no_sync: returns a context in which DDP does not reduce gradients. Only the last chunk runs outside this
             context.
@@ -111,7 +111,7 @@ def loss_in_blocks(
 
     Args:
         queries: Tensor[B, d], the embeddings of this process's queries, with a graph.
-        codes: Tensor[N, d], the embeddings of all codes, with a graph.
+        codes: Tensor[N, d], the embeddings of all functions, with a graph.
         loss_of, backward, block_size: as in `cached_backward`.
 
     Returns:

@@ -76,7 +76,7 @@ def explaining_out_of_memory(args, chunk_size: int | None, queries: int, codes: 
             smaller = 32 if chunk_size is None else max(chunk_size // 2, 1)
             remedy = f"gradient_cache_chunk_size={smaller}, which does not change the batch, or {remedy}"
         raise UserError(
-            f"out of memory in a step of {queries:,} queries and {codes:,} codes on {args.device}: set {remedy}"
+            f"out of memory in a step of {queries:,} queries and {codes:,} functions on {args.device}: set {remedy}"
         ) from error
 
 

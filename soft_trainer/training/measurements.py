@@ -31,7 +31,7 @@ class Measurements:
         results: `{set: {system: metrics}}`. A system is "untrained" (before training), "trained", "lexical" (BM25) or
             "combined" (the encoder with BM25).
         rankings: the encoder's latest ranking of each set.
-        ranks_before: for each set, the ranks of the relevant codes before training, int64[Q].
+        ranks_before: for each set, the ranks of the relevant functions before training, int64[Q].
     """
 
     def __init__(self, trainer, sets: Mapping[str, Split]):

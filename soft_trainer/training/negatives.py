@@ -35,8 +35,8 @@ class HardNegatives:
     """Draws new hard negatives for each query in every epoch, in addition to the in-batch negatives.
 
     Args:
-        candidates (`csr[Q, C]`): the codes that may be drawn for each query.
-        number: the number of codes to draw per query. A query with fewer candidates gets all of them.
+        candidates (`csr[Q, C]`): the functions that may be drawn for each query.
+        number: the number of functions to draw per query. A query with fewer candidates gets all of them.
         seed: a draw depends on this seed, the epoch and the query.
     """
 
@@ -58,8 +58,8 @@ class HardNegatives:
             queries, codes: the indices of the batch's queries and of their positives, int64[B] each.
 
         Returns:
-            The codes to add to the batch, int64[E], in the order of the draws, without duplicates or codes that are
-            already in the batch. Then bool[B, E], True where a code was drawn for a query.
+            The functions to add to the batch, int64[E], in the order of the draws, without duplicates or functions
+            that are already in the batch. Then bool[B, E], True where a function was drawn for a query.
         """
         drawn = [self.draw(int(query), epoch) for query in queries]
         owners = np.repeat(np.arange(len(queries)), list(map(len, drawn)))
@@ -80,12 +80,13 @@ class HardNegatives:
 
 
 def below_ratio(neighbours: Neighbours, ratio: float, texts: np.ndarray) -> sparse.csr_matrix:
-    """Selects hard-negative candidates, csr[Q, C], nearest first: similar codes that score well below the positive.
+    """Selects hard-negative candidates, csr[Q, C], nearest first: similar functions well below the positive.
 
     Args:
-        neighbours: the most similar codes of each query, with their scores and the positive's score s.
+        neighbours: the most similar functions of each query, with their scores and the positive's score s.
         ratio: a candidate's score is at most ratio times s or, if s is below 0, at most s - (1 - ratio) abs(s).
-        texts: int[C], the id of each code's text. Of several codes with the same text, only the nearest is kept.
+        texts: int[C], the id of each function's text. Of several functions with the same text, only the nearest is
+            kept.
 
     Raises:
         UserError: no query has a candidate.
@@ -97,8 +98,8 @@ def below_ratio(neighbours: Neighbours, ratio: float, texts: np.ndarray) -> spar
     distinct = ~pd.DataFrame({"query": queries, "text": texts[codes]}).duplicated().to_numpy()
     if not len(codes):
         raise UserError(
-            f"negative_ratio={ratio:g}: none of the {int((neighbours.rows >= 0).sum()):,} similar codes scores that "
-            "far below its query's positive; use a larger ratio"
+            f"negative_ratio={ratio:g}: none of the {int((neighbours.rows >= 0).sum()):,} similar functions scores "
+            "that far below its query's positive; use a larger ratio"
         )
     counts = np.bincount(queries[distinct], minlength=len(neighbours.rows))
     starts = np.concatenate([[0], np.cumsum(counts)])

@@ -51,8 +51,8 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     number, negatives = negatives_to_draw(plan.options, split.judgments)
     if number and negatives is None and not isinstance(estimator, NeighbourEstimator):
         raise UserError(
-            "negatives_per_query: add a column 'negatives' to the rows, or use an estimator that finds similar codes: "
-            f"{FIND_NEIGHBOURS}"
+            "negatives_per_query: add a column 'negatives' to the rows, or use an estimator that finds similar "
+            f"functions: {FIND_NEIGHBOURS}"
         )
 
 

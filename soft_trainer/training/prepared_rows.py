@@ -19,8 +19,8 @@ from soft_trainer.training.negatives import HardNegatives, below_ratio, negative
 from soft_trainer.training.sampler import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
 from soft_trainer.training.sources import SourceSampler
 
-CANDIDATES = 64  # the number of similar codes to consider as negatives for each query
-NEIGHBOURS = 32  # the number of nearest codes to find for each query, to form groups of similar pairs
+CANDIDATES = 64  # the number of similar functions to consider as negatives for each query
+NEIGHBOURS = 32  # the number of nearest functions to find for each query, to form groups of similar pairs
 PROGRESS = "Finding neighbours"
 
 
@@ -29,10 +29,10 @@ class PreparedRows:
     """Results computed from the training rows before the first step. Unneeded fields are None.
 
     Args:
-        answers: the look-up of relevant codes by text.
+        answers: the look-up of relevant functions by text.
         negatives: draws the hard negatives that each query adds to a batch.
         similar: the arguments of `similar_batches`, for batches of similar pairs.
-        without_query: bool[C], the codes that the estimator cannot compare; see `codes_without_query`.
+        without_query: bool[C], the functions that the estimator cannot compare; see `codes_without_query`.
     """
 
     answers: RelevantCodes | None = None
@@ -49,7 +49,7 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
         seed: the seed for drawing each epoch's negatives.
 
     Raises:
-        UserError: all codes near a query score too high for `negative_ratio`, so no negative is left.
+        UserError: all functions near a query score too high for `negative_ratio`, so no negative is left.
     """
     options = plan.options
     strategy = plan.train_sampling_strategy
@@ -80,11 +80,11 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
 def find_neighbours(
     estimator, split: Split, k: int, excluded: Excluded, codes: np.ndarray | None = None
 ) -> Neighbours:
-    """Finds the k codes most similar to each query, among the codes from the same source.
+    """Finds the k functions most similar to each query, among the functions from the same source.
 
     Args:
-        excluded: the codes that must not be returned, such as a query's positive.
-        codes: the sorted indices of the codes to search. By default, all codes.
+        excluded: the functions that must not be returned, such as a query's positive.
+        codes: the sorted indices of the functions to search. By default, all functions.
     """
     if not split.sources:
         return estimator.neighbours(k, excluded, codes, PROGRESS)

@@ -59,7 +59,7 @@ def setup_table(
     setup = {
         "pairs per batch and process": of_process,
         "processes": plan.processes,
-        "codes compared per query": in_all if plan.gathers else of_process,
+        "functions compared per query": in_all if plan.gathers else of_process,
     }
     if args.gradient_accumulation_steps > 1:
         setup["accumulated batches"] = args.gradient_accumulation_steps

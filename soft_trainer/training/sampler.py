@@ -37,7 +37,7 @@ class GlobalBatchSampler(BatchSampler):
         strategy: "random", "sequential", "no_duplicates", "group_by_length", "one_language" or "similar".
         seed: the seed for all draws.
         drop_last: whether to drop the last batch if it is incomplete.
-        text_ids: for "no_duplicates", the ids of the queries' texts and of the codes' texts, one array each. Equal
+        text_ids: for "no_duplicates", the ids of the queries' texts and of the functions' texts, one array each. Equal
             texts have equal ids.
         lengths: for "group_by_length", the number of tokens in each row.
         languages: for "one_language", the language of each row.
@@ -210,7 +210,7 @@ def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
     """Finds the rows that share a query text or a code text with another row, and returns their shared texts.
 
     Args:
-        text_ids: the ids of the queries' texts and of the codes' texts, one array each.
+        text_ids: the ids of the queries' texts and of the functions' texts, one array each.
 
     Returns:
         A dict from row to a set of (array number, text id).

@@ -20,15 +20,15 @@ MOST_SENT = 1 << 22
 
 @dataclass(frozen=True)
 class TargetMaker:
-    """Makes the targets of a batch: finds known positives among the codes, and computes weights with the estimator.
+    """Makes the targets of a batch: finds known positives among the functions, and computes weights.
 
     Args:
         criterion: the loss with its settings.
         estimator: an object with `similarity(query_rows, code_rows)`, or None.
-        relevant: finds relevant codes in a batch. If None, only the code paired with a query counts as positive.
+        relevant: finds relevant functions in a batch. If None, only the function paired with a query is positive.
         keeps_positives: True to keep other known positives as extra positives, or False to exclude them.
-        without_query: bool[C], the codes that the estimator cannot compare (`codes_without_query`), or None. They are
-            named negatives, so they count as the least similar codes of the batch.
+        without_query: bool[C], the functions that the estimator cannot compare (`codes_without_query`), or None. They
+            are named negatives, so they count as the least similar functions of the batch.
         rounds: True if data workers send float32, because the step computes the weights on a GPU.
     """
 
@@ -90,7 +90,7 @@ class TargetMaker:
         return dataclasses.replace(made, positive_counts=targets.positive_counts)
 
     def _similarity(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
-        """Returns the estimator's similarities of B queries and N codes, Tensor[B, N]."""
+        """Returns the estimator's similarities of B queries and N functions, Tensor[B, N]."""
         if self.without_query is None or not self.without_query[codes].any():
             return checked_similarity(self.estimator, queries, codes)
         compared = torch.from_numpy(~self.without_query[codes])

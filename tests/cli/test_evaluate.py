@@ -154,7 +154,7 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
     "words, says",
     [
         (["/nowhere/at/all", "--data_dir", "ROWS"], "/nowhere/at/all: neither a folder here nor"),
-        (["/nowhere/at/all", "--data_dir", "ASTRAY"], "row 1: no code in the corpus has the url"),
+        (["/nowhere/at/all", "--data_dir", "ASTRAY"], "row 1: no function in the corpus has the url"),
         (["ENCODER", "--data_dir", "/nowhere"], "/nowhere"),
         (["ENCODER", "--dataset_name", "none"], "no rows of test, codebase: set data_dir to a folder"),
         (["ENCODER", "--data_dir", ".", "--source_dir", "."], "set only one of them"),

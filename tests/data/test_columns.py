@@ -78,7 +78,7 @@ def test_a_split_says_what_it_holds(answers):
     test = splits["test"]
     assert list(splits) == ["train", "valid", "test"] and len(test) == 20 and len(test.corpus) == 40
     assert repr(test) == (
-        "Split(20 queries, 40 codes, 20 pairs; queries: docstring ('question'), number, body, url; "
+        "Split(20 queries, 40 functions, 20 pairs; queries: docstring ('question'), number, body, url; "
         "corpus: code ('answer'), number, body, url)"
     )
     pairs = test.to_pandas()
@@ -138,7 +138,7 @@ def test_a_list_of_positives_is_several_relevant_codes_of_one_query(tmp_path, ki
     elif kind == "rows.parquet":
         pd.DataFrame(rows).to_parquet(source)
     splits = load_rows(source)
-    assert "reading queries from column 'query' and codes from 'pos'" in capsys.readouterr().err
+    assert "reading queries from column 'query' and functions from 'pos'" in capsys.readouterr().err
     assert sum(map(len, splits.values())) == 20
     for split in splits.values():
         codes = split.corpus["code"]
@@ -177,7 +177,7 @@ LISTS = [
     ({"query": "a", "pos": []}, {}, "row 1: column 'pos' is missing or empty"),
     ({"query": "a", "pos": ["x", None]}, {}, "row 1: column 'pos' contains ['x', None]; expected text"),
     ({"query": "a", "pos": [1, 2]}, {}, "row 1: column 'pos' contains [1, 2]; expected text"),
-    ({"query": "a", "pos": "x", "neg": [{"text": "y"}]}, {}, "negatives, row 1: expected a list of codes or urls"),
+    ({"query": "a", "pos": "x", "neg": [{"text": "y"}]}, {}, "negatives, row 1: expected a list of functions or urls"),
 ]
 
 

@@ -126,7 +126,7 @@ def test_rows_in_a_file_without_a_split_are_divided_whatever_else_is_measured(tm
 
 def test_evaluation_rows_that_are_trained_on_are_counted(capsys):
     train = load_rows({"train": [function(number) for number in range(9)], "test": [function(99)]})["train"]
-    for first, said in ((5, "warning: web: 4 of 10 pairs share a query, code or id with a training row"), (9, "")):
+    for first, said in ((5, "warning: web: 4 of 10 pairs share a query, function or id with a training row"), (9, "")):
         test = read_source({"test": [function(number) for number in range(first, first + 10)]}, needed=("test",))[
             "test"
         ]

@@ -60,7 +60,7 @@ def test_every_format_is_read_split_and_ranked(pairs, tmp_path, name, capsys):
     queries = [text for split in ("train", "valid", "test") for text in data[split]["docstring"]]
     assert sorted(queries) == sorted(pairs["question"])
     said = capsys.readouterr().err
-    assert "reading queries from column 'question' and codes from 'answer'" in said and "split at random" in said
+    assert "reading queries from column 'question' and functions from 'answer'" in said and "split at random" in said
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_rows_that_occur_twice_are_counted_and_kept(pairs, tmp_path, capsys):
     frame = pairs.to_pandas()
     pd.concat([frame, frame.head(3), frame.head(1)]).to_csv(path, index=False)
     splits = load_rows(path)
-    assert f"{path}: 4 of 44 rows repeat the query and the code of an earlier row" in capsys.readouterr().err
+    assert f"{path}: 4 of 44 rows repeat the query and the function of an earlier row" in capsys.readouterr().err
     assert sum(map(len, splits.values())) == 44
     frame.to_csv(path, index=False)
     load_rows(path)

@@ -82,5 +82,5 @@ def test_a_corpus_may_be_passed_beside_the_rows():
     assert test.judgments.relevant.nonzero()[1].tolist() == [1, 0] and len(test.corpus) == 3
     with refused("the rows, test: these queries have no corpus to rank"):
         load_rows({"test": queries})
-    with refused("the rows, test, row 1: no code in the corpus has the url, such as 'u1'"):
+    with refused("the rows, test, row 1: no function in the corpus has the url, such as 'u1'"):
         load_rows({"test": queries}, codebase=corpus[:1])

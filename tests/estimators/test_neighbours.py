@@ -119,7 +119,7 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     queries, codes = clustered(300)
     assert module.nearest_rows(queries, codes, 5, Excluded(np.arange(300))).rows.shape == (300, 5)
-    with refused("among 300 codes on a CPU", "-e '.[faiss]'"):
+    with refused("among 300 functions on a CPU", "-e '.[faiss]'"):
         module.nearest_rows(queries, codes, 5, Excluded(np.arange(300)), exact_up_to=0)
 
 

@@ -22,5 +22,5 @@ def test_the_table_shows_the_change_beside_the_mrr():
     changed = METRICS | {"mrr_change": 0.017, "mrr_change_margin": 0.0312}
     header, _, before, after = metrics_table({"test": {"untrained": METRICS, "trained": changed}}).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[3:5]] for line in (header, before, after)]
-    assert cells == [["MRR", "change in MRR, 95 %"], ["0.500", ""], ["0.500", "+0.017 ± 0.031"]]
+    assert cells == [["MRR", "change in MRR (95 % interval)"], ["0.500", ""], ["0.500", "+0.017 ± 0.031"]]
     assert "change" not in metrics_table({"test": {"untrained": METRICS}})

@@ -83,5 +83,5 @@ def test_the_mean_over_sets_is_of_numbers_that_all_of_them_have():
 
 def test_a_set_whose_codes_share_an_id_is_refused_before_its_pairs_are_listed():
     rows = Dataset.from_dict({"docstring": ["x"] * 100_000, "code": ["y"] * 100_000, "url": ["u"] * 100_000})
-    with refused("people, row 1 shares its id with 100,000 codes"):
+    with refused("people, row 1 shares its id with 100,000 functions"):
         check_split(Split.from_pairs(rows), "people")

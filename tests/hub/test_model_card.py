@@ -96,10 +96,10 @@ def test_header_is_what_the_hub_reads(card_of):
     assert model["name"] == "ruby-go"
     assert result["dataset"]["split"] == "test" and result["dataset"]["config"] == "ruby,go"
     assert {metric["name"]: metric["value"] for metric in result["metrics"]} == {
-        "MRR over 4,360 codes": 0.7123,
-        "Recall@1 over 4,360 codes": 0.6,
-        "Recall@5 over 4,360 codes": 0.8,
-        "Recall@10 over 4,360 codes": 0.9,
+        "MRR over 4,360 functions": 0.7123,
+        "Recall@1 over 4,360 functions": 0.6,
+        "Recall@5 over 4,360 functions": 0.8,
+        "Recall@10 over 4,360 functions": 0.9,
     }
 
 
@@ -112,7 +112,7 @@ def test_results_on_the_test_set_are_what_a_leaderboard_reads(encoder_of, record
     ruby, go = parse_eval_result_entries(yaml.safe_load(path.read_text()))
     assert (ruby.dataset_id, ruby.task_id, ruby.value) == ("code-search-net/code_search_net", "ruby", 0.7123)
     assert (go.task_id, go.value) == ("go", 0.5)
-    assert ruby.notes == "MRR of 1,261 queries over 4,360 codes" and re.fullmatch(r"\d{4}-\d\d-\d\d", ruby.date)
+    assert ruby.notes == "MRR of 1,261 queries over 4,360 functions" and re.fullmatch(r"\d{4}-\d\d-\d\d", ruby.date)
     write_model_card(folder, record | {"languages": ["ruby"]})
     (only,) = parse_eval_result_entries(yaml.safe_load(path.read_text()))
     assert only.task_id == "ruby"
@@ -156,7 +156,7 @@ def test_body_says_what_the_record_says(card_of):
     figures = ["0.712", "0.200", "0.300", "24,927", "12.5%", "4,360", "soft_info_nce", "2e-05"]
     assert not [said for said in (*figures, "torch") if said not in body]
     assert "cancel" not in body
-    assert "truncated to 12 tokens and codes to 20" in body
+    assert "truncated to 12 tokens and functions to 20" in body
 
 
 def test_card_before_training_has_no_results_and_data_flow_is_said_to_be_ours_alone(card_of):

@@ -119,7 +119,7 @@ def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
         ("largest number python", "0", 1, 1.0),
     ]
     printed = capsys.readouterr().err
-    assert "ignored 1 judged codes that are not in the corpus, and skipped 1 of 3 queries" in printed
+    assert "ignored 1 judged functions that are not in the corpus, and skipped 1 of 3 queries" in printed
 
 
 def test_cosqa_does_not_hide_cosqa_plus(cosqa, cosqa_plus):
@@ -154,7 +154,7 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("cosqa", 0, "[]", ["code_idx_map.txt: expected a mapping, not []"]),
         ("cosqa", 0, "5", ["code_idx_map.txt: expected a mapping, not 5"]),
         ("cosqa", 0, "{}", ["code_idx_map.txt: no rows"]),
-        ("cosqa", 0, '{"a": 1, "b": 0, "c": 0}', ["code_idx_map.txt: two codes have the same number"]),
+        ("cosqa", 0, '{"a": 1, "b": 0, "c": 0}', ["code_idx_map.txt: two functions have the same number"]),
         ("cosqa", 1, "[]", ["no rows"]),
         ("cosqa", 1, "5", [f"{COSQA_FILES[1]}: expected a list, not 5"]),
         ("cosqa", 1, '[{"docstring": "x"}]', ["entry 1", "'doc'"]),
@@ -175,7 +175,12 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
             '[{"query-idx": 0, "code-idx": [1], "label": 1}]',
             ["entry 1", "not in the published format"],
         ),
-        ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": 1, "label": 0}]', ["none of 3 queries has a relevant code"]),
+        (
+            "cosqa_plus",
+            2,
+            '[{"query-idx": 0, "code-idx": 1, "label": 0}]',
+            ["none of 3 queries has a relevant function"],
+        ),
         ("tmp_path", 0, "{", ["row 1: not valid JSON"]),
         ("tmp_path", 0, '{"query": "x", "url": "y"}', ["row 1: not in the published format: KeyError('relevance')"]),
         ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": -1}', ["row 1: relevance is -1"]),
@@ -236,8 +241,8 @@ def test_judged_queries_have_the_mean_grade_of_each_code(tmp_path, rows, pool, c
     ]
     assert not found.split.judgments.relevant.shape[0] > 2 and found.split.judgments.negatives is None
     said = capsys.readouterr().err
-    assert "ignored 1 judged codes" in said and "1 of 3 queries" in said
-    assert "judged: 2 queries (relevance) and 24 codes" in said
+    assert "ignored 1 judged functions" in said and "1 of 3 queries" in said
+    assert "judged: 2 queries (relevance) and 24 functions" in said
 
 
 def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
@@ -320,7 +325,7 @@ def lines_of(*rows) -> str:
                 "relevance.jsonl": lines_of({"query": "x", "url": "u", "relevance": 1}),
                 "codebase.jsonl": lines_of({"code": "x"}),
             },
-            "relevance.jsonl refers to codes by url, but the codebase has no urls",
+            "relevance.jsonl refers to functions by url, but the codebase has no urls",
         ),
     ],
 )

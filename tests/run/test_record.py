@@ -100,7 +100,7 @@ def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, datase
     run.trainer._train_batch_size = 4  # like after `auto_find_batch_size`
     run.trainer.resolve()
     training = run.record()["training"]
-    assert training["pairs per batch and process"] == training["codes compared per query"] == 4
+    assert training["pairs per batch and process"] == training["functions compared per query"] == 4
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_the_table_shows_what_a_batch_really_holds(trainer_of, batch_size, proce
     changes = {"batch_size": batch_size, "processes": processes, "gathers": gathers}
     plan = dataclasses.replace(trainer.plan, **changes)
     table = setup_table(trainer.args, plan, trainer.model, "float32", why_padded=None, pairs=pairs)
-    assert (table["pairs per batch and process"], table["codes compared per query"]) == expected
-    assert trainer.setup_table()["codes compared per query"] == 8
+    assert (table["pairs per batch and process"], table["functions compared per query"]) == expected
+    assert trainer.setup_table()["functions compared per query"] == 8
 
 
 def test_a_run_that_only_measures_leaves_the_card_of_the_training(make_run, tmp_path):
@@ -150,7 +150,7 @@ def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
     run.measure("trained", lexical=True)
     assert list(run.results["signs"]) == ["trained"]
     assert list(run.results["words"]) == ["trained", "lexical", "combined"]
-    assert "signs: skipped lexical BM25. None of the 24 codes contains a word" in capsys.readouterr().err
+    assert "signs: skipped lexical BM25. None of the 24 functions contains a word" in capsys.readouterr().err
 
 
 def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monkeypatch):
@@ -203,7 +203,7 @@ def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folder
     assert {name: list(systems) for name, systems in results.items()} == {"human": SYSTEMS}
     assert results["human"]["trained"]["pool_size"] == 24 and "Queries from human with" in "\n".join(lines)
     card = (tmp_path / "out/README.md").read_text()
-    assert "name: human" in card and "MRR over 24 codes" in card
+    assert "name: human" in card and "MRR over 24 functions" in card
     again = {"dataset_name": "none", "do_predict": "true", "model_name_or_path": "out", "output_dir": "again"}
     code, lines = script(eval_data_dir=human, **again, **HERE)
     assert code == 0, lines

@@ -148,7 +148,7 @@ def test_split_urls_choose_from_a_folder_and_rows_are_checked(data_dir, rows, tm
     assert {split: part["url"][:] for split, part in data.items()} == lists
     folder = shutil.copytree(data_dir, tmp_path / "copy")
     (folder / "codebase.jsonl").write_text((data_dir / "test.jsonl").read_text())
-    with refused("valid.jsonl, rows 1, 2, 3, 4: no code in the corpus has the url"):
+    with refused("valid.jsonl, rows 1, 2, 3, 4: no function in the corpus has the url"):
         load(data_dir=str(folder))
 
 

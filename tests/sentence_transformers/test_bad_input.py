@@ -49,7 +49,7 @@ def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, da
 @pytest.mark.parametrize(
     ("estimator", "options", "words"),
     [
-        (BM25Estimator(), {"weighting": "positive_aware"}, "BM25Estimator does not compare queries with codes"),
+        (BM25Estimator(), {"weighting": "positive_aware"}, "BM25Estimator does not compare queries with functions"),
         (BM25Estimator(), {"weighting": "eq5"}, "weighting='eq5': use one of linear, positive_aware"),
         (BM25Estimator(), {"aplha": 1.0}, "SoftInfoNCELoss has no option aplha; use scale, similarity_fct, "),
         (BM25Estimator(), {"negatives_per_query": 1}, "SoftInfoNCELoss has no option negatives_per_query"),
@@ -107,7 +107,7 @@ def test_a_negative_without_a_query_is_as_little_similar_as_the_least_similar_co
 def test_positive_aware_weights_say_nothing_of_beta(train_dataset, sentence_transformer, features_of):
     estimator = BM25Estimator(document_column="code_tokens")
     loss = SoftInfoNCELoss(sentence_transformer, estimator, train_dataset, weighting="positive_aware", cancel="top_k")
-    with refused("N=2 codes, too few for loss=soft_info_nce, cancel=top_k: the smallest N"):
+    with refused("N=2 functions, too few for loss=soft_info_nce, cancel=top_k: the smallest N"):
         loss(*features_of(sentence_transformer, train_dataset, range(2)))
 
 
@@ -137,7 +137,7 @@ def test_batches_that_do_not_fit(kind, train_dataset, sentence_transformer, feat
     ):
         with refused(words):
             loss(features, wrong)
-    with refused("each query is compared with N=4 codes, too few", "the smallest N that works is 5"):
+    with refused("each query is compared with N=4 functions, too few", "the smallest N that works is 5"):
         loss(*small)
     for given in (features[:1], [*features, features[1]]):
         with refused(f"the batch has {len(given)} columns of texts, but the loss's train_dataset", "has 2"):

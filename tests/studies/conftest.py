@@ -44,7 +44,7 @@ def _write_run(
         "languages": [language],
         "encoder": {"name": "unixcoder-base", "profile": "unixcoder", "query_length": 128},
         "loss": loss or {"loss": "info_nce", "estimator": None},
-        "training": {"codes compared per query": 64, "epochs": 10.0, "learning rate": 2e-5, "seed": seed},
+        "training": {"functions compared per query": 64, "epochs": 10.0, "learning rate": 2e-5, "seed": seed},
         "results": {split: {system: metrics}},
     } | changes
     log = [{"step": step, "loss": 1 / step, "weight_min": 0.2, "weight_at_floor": 0.1} for step in (10, 20)]

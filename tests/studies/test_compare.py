@@ -96,8 +96,8 @@ def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
     (tmp_path / "text.parquet").write_text("no parquet")
     for name, says in {
         "more.parquet": "the queries differ (3 and 4, 3 in both)",
-        "pool.parquet": "the corpora of 60 and 70 codes differ",
-        "ids.parquet": "the corpora of 60 and 60 codes differ",
+        "pool.parquet": "the corpora of 60 and 70 functions differ",
+        "ids.parquet": "the corpora of 60 and 60 functions differ",
         "text.parquet": "cannot be read",
         "nowhere": "no such folder or file",
     }.items():
@@ -207,7 +207,7 @@ def test_equal_urls_with_other_texts_are_another_set(tmp_path):
     with refused("the queries differ (3 and 3, 2 in both)"):  # after the part that a report shows
         pair = [saved(tmp_path / name, docstring=[long + name, "read b", "read c"]) for name in ("d", "e")]
         Pairing(pair[:1], pair[1:])
-    with refused("the corpora of 3 and 3 codes differ"):
+    with refused("the corpora of 3 and 3 functions differ"):
         Pairing([a], [saved(tmp_path / "b.parquet", code=["def a(): 1", "def b(): 2", "def c(): 4"])])
 
 

@@ -66,7 +66,7 @@ def test_mined_negatives_are_similar_codes_below_the_ratio_and_meet_their_own_qu
 def test_an_estimator_without_vectors_finds_neither_negatives_nor_clusters(make_trainer):
     with pytest.raises(UserError, match="SameLength cannot find similar rows"):
         make_trainer(SameLength(), train_sampling_strategy="similar")
-    with pytest.raises(UserError, match="negatives_per_query: .* an estimator that finds similar codes"):
+    with pytest.raises(UserError, match="negatives_per_query: .* an estimator that finds similar functions"):
         make_trainer(SameLength(), **OWN)
 
 

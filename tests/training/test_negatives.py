@@ -103,7 +103,7 @@ def test_of_equal_texts_the_nearest_stays():
 
 
 def test_a_ratio_that_leaves_nothing_is_named():
-    with pytest.raises(UserError, match=r"^negative_ratio=-99: none of the \d+ similar codes"):
+    with pytest.raises(UserError, match=r"^negative_ratio=-99: none of the \d+ similar functions"):
         below_ratio(neighbours(), -99.0, np.arange(QUERIES))
 
 

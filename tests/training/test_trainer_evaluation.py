@@ -68,7 +68,7 @@ def test_a_split_is_measured_by_its_judgments(trainer_of, dataset):
     assert found["eval_a_mrr"] == pytest.approx(np.mean([1 / place for place in places]))
     assert found["eval_a_pool_size"] == 24 and 0 < found["eval_a_ndcg@10"] <= 1 and "eval_map" in found
     unanswered = Split.from_grades(dataset.select(range(3)), dataset, pairs[:3], [1.0, 2.0, 1.0])
-    with pytest.raises(UserError, match="row 3: no relevant code in the corpus"):
+    with pytest.raises(UserError, match="row 3: no relevant function in the corpus"):
         trainer.predict(unanswered)
 
 

@@ -27,13 +27,13 @@ def is_beir(folder: Path) -> bool:
 def load_beir(folder: str | Path) -> dict[str, Split]:
     """Reads train, valid and test from a BEIR folder. A split without judgments is skipped.
 
-    A code's title, if any, is put before its text. A split contains the queries that have at least one relevant code.
-    Valid and test use the whole corpus. The corpus of train has only the codes in train's judgments, so that relevant
-    codes from other splits never become negatives.
+    A function's title, if any, is put before its text. A split contains the queries that have at least one relevant
+    function. Valid and test use the whole corpus. The corpus of train has only the functions in train's judgments, so
+    that relevant functions from other splits never become negatives.
 
     Raises:
-        UserError: a file cannot be read, or it mentions an unknown query or code. The message gives the file and the
-            line.
+        UserError: a file cannot be read, or it mentions an unknown query or function. The message gives the file and
+            the line.
     """
     folder = Path(folder)
     corpus_file, query_file = map(files_of(folder).get, TEXT_FILES)
@@ -95,7 +95,7 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
         if query not in query_rows:
             raise UserError(f"{place}: no query has the _id {query!r}")
         if code not in code_rows:
-            raise UserError(f"{place}: no code has the _id {code!r}")
+            raise UserError(f"{place}: no document has the _id {code!r}")
         grades[query_rows.get_loc(query), code_rows.get_loc(code)] = score
     pairs = pd.DataFrame(grades.keys(), columns=["query", "code"])
     return pairs.assign(grade=list(grades.values()))

@@ -15,8 +15,8 @@ from soft_trainer.data.layouts.graded import entries_of, graded_split, parsed, p
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 
-# The files with the queries, codes and pairs of CoSQA+. If both files of pairs exist, the first one, which is smaller,
-# is read.
+# The files with the queries, functions and pairs of CoSQA+. If both files of pairs exist, the first one, which is
+# smaller, is read.
 _PLUS = (
     ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs_true.json"),
     ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs.json"),
@@ -42,7 +42,7 @@ def has_cosqa_plus(files: Mapping[str, Path]) -> bool:
 
 
 def load_cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
-    """Reads CoSQA's splits from a folder. A code's id is its number in `code_idx_map`.
+    """Reads CoSQA's splits from a folder. A function's id is its number in `code_idx_map`.
 
     Args:
         files: the result of `files_of` for the folder.
@@ -58,7 +58,7 @@ def load_cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
     numbers = entries_of(codes, dict)
     row_of = {int(number): row for row, number in enumerate(numbers.values())}
     if len(row_of) < len(numbers):
-        raise UserError(f"{codes}: two codes have the same number")
+        raise UserError(f"{codes}: two functions have the same number")
     corpus = _corpus(codes, {number: code for code, number in numbers.items()})
     return {split: _cosqa_split(paths[0], corpus, row_of, split == "train") for split, paths in found.items()}
 
@@ -70,11 +70,11 @@ def _cosqa_name(name: str) -> str | None:
 
 
 def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_codes: bool) -> Split:
-    """Reads one file of CoSQA as queries with one relevant code each. Skips pairs with label 0.
+    """Reads one file of CoSQA as queries with one relevant function each. Skips pairs with label 0.
 
     Args:
-        row_of: the corpus row of each code, keyed by the code's number.
-        judged_codes: whether the corpus keeps only codes that the file mentions.
+        row_of: the corpus row of each function, keyed by the function's number.
+        judged_codes: whether the corpus keeps only functions that the file mentions.
     """
 
     def read(entry: dict) -> tuple[dict, int] | None:
@@ -88,7 +88,7 @@ def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_
 
     entries = list(filter(None, parsed_list(path, read)))
     if not entries:
-        raise UserError(f"{path}: no query has a relevant code")
+        raise UserError(f"{path}: no query has a relevant function")
     rows, codes = zip(*entries, strict=True)
     grades = pd.DataFrame({"query": range(len(rows)), "code": codes, "grade": 1.0})
     return split_of_grades(Dataset.from_list(list(rows)), corpus, grades, path, judged_codes)
@@ -129,7 +129,7 @@ def _numbered(path: Path, name: str) -> dict[int, str]:
 
 
 def _corpus(path: Path, texts: Mapping[int, str]) -> Dataset:
-    """Makes a corpus with CodeSearchNet's columns from a file's codes, keyed by number."""
+    """Makes a corpus with CodeSearchNet's columns from a file's functions, keyed by number."""
     return Dataset.from_list(parsed(((path, entry) for entry in texts.items()), lambda entry: _code_row(*entry)))
 
 

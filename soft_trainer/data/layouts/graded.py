@@ -18,22 +18,22 @@ Judgment = tuple[tuple, str, float]  # query (language, text and, if texts repea
 
 
 def split_of_grades(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, path: Path, judged_codes: bool) -> Split:
-    """Makes a split from graded pairs of row indices. Skips queries without a relevant code (a grade above 0).
+    """Makes a split from graded pairs of row indices. Skips queries without a relevant function (a grade above 0).
 
     Args:
         grades: a table with the columns `query` and `code`, both row indices, and `grade`.
         path: the file that the grades come from, for messages.
-        judged_codes: whether the corpus keeps only codes that occur in `grades`.
+        judged_codes: whether the corpus keeps only functions that occur in `grades`.
 
     Raises:
-        UserError: no query has a relevant code.
+        UserError: no query has a relevant function.
     """
     answered = np.unique(grades["query"][grades["grade"] > 0])
     if not len(answered):
-        raise UserError(f"{path}: no query has a relevant code (a score above 0)")
+        raise UserError(f"{path}: no query has a relevant function (a score above 0)")
     asked = grades["query"].nunique()
     if len(answered) < asked:
-        print_on_main(f"{path}: {asked - len(answered):,} of {asked:,} queries have no relevant code")
+        print_on_main(f"{path}: {asked - len(answered):,} of {asked:,} queries have no relevant function")
     codes = np.arange(len(corpus))
     if judged_codes:
         codes = np.unique(grades["code"])
@@ -48,7 +48,8 @@ def graded_split(
 ) -> Split:
     """Makes a split from (query, url, grade) judgments. Averages the grades if a pair has several.
 
-    Judgments about codes outside the corpus are ignored. Queries without a relevant code in the corpus are skipped.
+    Judgments about functions outside the corpus are ignored. Queries without a relevant function in the corpus are
+    skipped.
 
     Args:
         path: the file that the judgments come from, for messages.
@@ -56,7 +57,7 @@ def graded_split(
         queries: the queries to put first, in this order.
 
     Raises:
-        UserError: no query has a relevant code in the corpus.
+        UserError: no query has a relevant function in the corpus.
     """
     grades: dict[tuple, dict[str, list[float]]] = {query: {} for query in queries}
     for query, url, grade in judgments:
@@ -75,14 +76,14 @@ def graded_split(
             rows.append(query_row(text, language))
     if not rows:
         raise UserError(
-            f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,} codes. "
+            f"{path}: none of {len(grades):,} queries has a relevant function in the corpus of {len(corpus):,}. "
             "Judgments must use the corpus's urls. In annotationStore.csv, they must be in the run's language"
         )
     if absent or len(rows) < len(grades):
         without = len(grades) - len(rows)
         print_on_main(
-            f"{path.name}: ignored {absent:,} judged codes that are not in the corpus, and skipped {without:,} of "
-            f"{len(grades):,} queries that have no relevant code there"
+            f"{path.name}: ignored {absent:,} judged functions that are not in the corpus, and skipped {without:,} of "
+            f"{len(grades):,} queries that have no relevant function there"
         )
     return Split.from_grades(Dataset.from_list(rows), corpus, np.array(pairs), means, gain)
 

@@ -14,22 +14,22 @@ contains as `pool_size`.
 _KWARGS_DESCRIPTION = """
 Args:
     predictions: one entry for each query, in one of three forms (the same for all queries):
-        scores of every code of the corpus (list of float), or
-        ids of the best codes, best first (list of str), or
-        the rank of the relevant code (int, 1 is best).
+        scores of every function in the corpus (list of float), or
+        ids of the best functions, best first (list of str), or
+        the rank of the relevant function (int, 1 is best).
     references: one entry for each query, in a form that depends on the predictions:
-        for scores, the index of the relevant code (int);
-        for ids, the id of the relevant code (str); a query whose relevant code is not predicted contributes 0;
-        for ranks, the number of codes in the corpus (int).
+        for scores, the index of the relevant function (int);
+        for ids, the id of the relevant function (str); a query whose relevant function is not predicted contributes 0;
+        for ranks, the number of functions in the corpus (int).
     max_rank (int, optional): larger ranks contribute 0. By default, all ranks count; published code-search scripts
         use 1000.
-    pool_size (int, optional): the number of codes in the corpus, if the predictions are ids.
+    pool_size (int, optional): the number of functions in the corpus, if the predictions are ids.
 
 Returns:
     mrr (float): the mean reciprocal rank, from 0 to 1.
     queries (int): the number of queries.
-    pool_size (int, float or None): the number of codes in the corpus, its mean if queries have different corpora, or
-        None if it is unknown.
+    pool_size (int, float or None): the number of functions in the corpus, its mean if queries have different corpora,
+        or None if it is unknown.
 
 Examples:
     >>> mrr = evaluate.load("soft_trainer/metrics/mrr")
@@ -51,7 +51,7 @@ _CITATION = """\
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class MRR(evaluate.Metric):
-    """Mean reciprocal rank of the relevant code, from scores, ids or ranks."""
+    """Mean reciprocal rank of the relevant function, from scores, ids or ranks."""
 
     def _info(self):
         ids = datasets.Value("string")
@@ -85,13 +85,13 @@ class MRR(evaluate.Metric):
                 if not 0 <= right < len(scores):
                     raise ValueError(f"references[{row}] is {right}, but predictions[{row}] has {len(scores)} scores.")
                 if np.isnan(scores).any():
-                    raise ValueError(f"predictions[{row}] contains NaN, so the codes cannot be ranked.")
+                    raise ValueError(f"predictions[{row}] contains NaN, so the functions cannot be ranked.")
                 ranks.append((scores >= scores[right]).sum())  # others with the same score come first
         else:
             ranks = predictions
             for row, (rank, pool) in enumerate(pairs):
                 if not 1 <= rank <= pool:
-                    corpus = f"references[{row}] is {pool}, the number of codes in the corpus. Rank 1 is best."
+                    corpus = f"references[{row}] is {pool}, the number of functions in the corpus. Rank 1 is best."
                     raise ValueError(f"predictions[{row}] is rank {rank}, but {corpus}")
         ranks = np.asarray(ranks, dtype=np.float64)
         if max_rank is None:

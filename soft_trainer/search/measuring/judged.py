@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """One ranking's metrics: the reciprocal rank of the first relevant code, nDCG@10 and recall@10."""
+    """One ranking's metrics: the reciprocal rank of the first relevant function, nDCG@10 and recall@10."""
 
     mrr: float
     ndcg: float
@@ -66,17 +66,17 @@ def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
 
 
 def _gain(places: np.ndarray) -> float:
-    """Returns the discounted cumulative gain of relevant codes at these ranks, which start at 1."""
+    """Returns the discounted cumulative gain of relevant functions at these ranks, which start at 1."""
     return float(np.sum(1 / np.log2(places + 1)))
 
 
 class JudgedQuery(NamedTuple):
-    """A query, the tree to search and the relevant codes.
+    """A query, the tree to search and the relevant functions.
 
     Args:
         tree: the name of the tree to search.
         query: the query's text.
-        targets: the paths of the relevant codes, or function ids if the query is a commit's subject.
+        targets: the paths of the relevant functions, or function ids if the query is a commit's subject.
         groups: the query's groups, such as "language python". A mean is reported for each group.
     """
 

@@ -50,7 +50,7 @@ def test_the_judgments_of_each_file_are_a_split(folder, capsys):
     ]
     assert test.judgments.relevant.toarray().tolist() == [[1, 0, 0, 0], [1, 0, 2, 0]]
     assert test.judgments.gain == "linear"
-    assert "1 of 3 queries have no relevant code" in capsys.readouterr().err
+    assert "1 of 3 queries have no relevant function" in capsys.readouterr().err
     train = splits["train"]
     assert train.corpus["url"][:] == ["c1", "c3"] and train.corpus["code_tokens"][0] == "f return x + 1".split()
     assert train.judgments.pairs().tolist() == [[0, 0]]
@@ -79,7 +79,7 @@ def test_a_folder_is_the_rows_of_a_run(folder):
     assert evaluated.name == "test" and evaluated.split.judgments.relevant.nnz == 3
     with refused("no rows of valid"):
         load_data(arguments, EncoderProfile(), needed=("train", "valid"))
-    with refused("push_data_to_hub can push only pairs of a query and a code, but train has judgments"):
+    with refused("push_data_to_hub can push only pairs of a query and a function, but train has judgments"):
         pushed_tables(data)
 
 
@@ -110,12 +110,12 @@ def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(fold
     ("name", "text", "words"),
     [
         ("qrels/test.tsv", "q9\tc0\t1\n", "test.tsv, line 1: no query has the _id 'q9'"),
-        ("qrels/test.tsv", "q0\tc0\t1\nq0\tc9\t1\n", "test.tsv, line 2: no code has the _id 'c9'"),
+        ("qrels/test.tsv", "q0\tc0\t1\nq0\tc9\t1\n", "test.tsv, line 2: no document has the _id 'c9'"),
         ("qrels/test.tsv", "q0 c0 1\n", "test.tsv, line 1: expected query-id, corpus-id and score"),
         ("qrels/test.tsv", "q0\tc0\tgood\n", "test.tsv, line 1: the score 'good' is not a number"),
         ("qrels/test.tsv", "q0\tc0\tinf\n", "test.tsv, line 1: the score 'inf' is not a number"),
         ("qrels/test.tsv", "q0\tc0\tnan\n", "test.tsv, line 1: the score 'nan' is not a number"),
-        ("qrels/test.tsv", "q0\tc0\t0\n", "test.tsv: no query has a relevant code"),
+        ("qrels/test.tsv", "q0\tc0\t0\n", "test.tsv: no query has a relevant function"),
         ("corpus.jsonl", '{"_id": "c0"}\n', "corpus.jsonl, row 1: expected BEIR's columns _id and text"),
         ("corpus.jsonl", '{"_id": "c0", "text": "x"}\n' * 2, "corpus.jsonl, row 2: repeats the _id 'c0'"),
         ("corpus.jsonl", "", "corpus.jsonl: no rows"),

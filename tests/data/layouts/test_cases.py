@@ -164,7 +164,7 @@ EXPECTED = {
         "test.jsonl, row 1: code is int, expected str",
     ),
     "beir": (
-        "test.tsv: no query has a relevant code",
+        "test.tsv: no query has a relevant function",
         "corpus.jsonl, row 26: expected BEIR's columns _id and text",
         "corpus.jsonl, row 30: the text is blank",
         "corpus.jsonl, row 31: repeats the _id '29'",

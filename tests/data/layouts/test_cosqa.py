@@ -51,7 +51,7 @@ def test_a_code_without_a_number_is_named(cosqa):
     with refused("cosqa-retrieval-train-4.json, entry 2: retrieval_idx 17 is not in code_idx_map"):
         load_rows(cosqa)
     (cosqa / "cosqa-retrieval-train-4.json").write_text(json.dumps([entry(1, label=0)]))
-    with refused("no query has a relevant code"):
+    with refused("no query has a relevant function"):
         load_rows(cosqa)
 
 
