@@ -1,13 +1,18 @@
 """Defines `SoftInfoNCETrainer`, which trains an encoder on query-code pairs and evaluates it by ranking a corpus.
 
-`SoftInfoNCETrainer.train` calls these methods in this order. `transformers.Trainer` runs the loop around them:
+The constructor resolves the options into a plan and makes the collator. `SoftInfoNCETrainer.train` then calls these
+methods in this order. `transformers.Trainer` runs the loop around them:
 
-    _hp_search_setup -> _prepare_training      checks the settings, computes the run fingerprint, prepares the rows
+    _hp_search_setup -> _prepare_training      resolves the plan again if settings have changed, compares the run
+                                               fingerprint with the checkpoint's, prepares the rows
     get_train_dataloader                       returns the batches, which data workers build with `TrainBatches`
-    training_step                              runs one step on a batch, which `_prepare_inputs` moves to the device
-        compute_loss                           embeds both sides, gathers the functions, and calls the criterion
+    training_step                              runs one step on a batch
+        _prepare_inputs                        moves the batch to the device, and makes its weights there
+        compute_loss                           embeds the texts (packed in one pass, or padded), gathers the functions,
+            block_loss                         scores them and calls the criterion
         or _cached_step                        does the same with gradient caching
     evaluate -> predict                        embeds the queries and the corpus, and ranks the corpus for each query
+    _save_checkpoint                           saves a checkpoint and marks it complete (`training/saving.py`)
 
 Each process handles its shard of a global batch, of the texts to encode, and of the queries to rank, and
 `distributed.py` gathers the results. Only the main process prints and checks checkpoints.

@@ -31,6 +31,8 @@ def test_every_page_is_in_the_contents():
     assert not [
         page for page in pages if not any(line in (page, line.split(" <")[0] + f" <{page}>") for line in contents)
     ]
+    studies = {f"../benchmarks/{path.stem}" for path in (ROOT / "benchmarks").glob("*.md")}
+    assert studies - set(contents) == {"../benchmarks/base_card"}  # a template
 
 
 @pytest.mark.slow

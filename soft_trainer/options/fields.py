@@ -397,7 +397,6 @@ class TrainingOptions(SoftInfoNCEOptions):
         None,
         "Train and encode in bfloat16. Default: yes on a GPU, but not if static.",
         evaluation=True,
-        results=False,  # the run fingerprint has the precision
     )
     packing: str = not_in_results(
         "auto",

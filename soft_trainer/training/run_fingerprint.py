@@ -65,11 +65,11 @@ OWN_NAME = re.compile(r"[\w.]+:[\w.<>]+")  # a user's function or class, as `mod
 TRAINING_ROWS = "the training rows"
 MEASURED_ROWS = "the measured rows"
 
-# For a run that writes to the output folder of an earlier run.
-MAY_DIFFER_IN_FOLDER = frozenset({"versions"})
-# For a study, which does not know what its launcher decides.
+# For a run that writes to the output folder of an earlier run. The precision is compared instead of `bf16`.
+MAY_DIFFER_IN_FOLDER = frozenset({"versions", "bf16"})
+# For a study, which does not know what its launcher and its device decide.
 BY_LAUNCHER = ("processes", "precision")
-MAY_DIFFER_IN_STUDY = MAY_DIFFER_IN_FOLDER.union(BY_LAUNCHER)
+MAY_DIFFER_IN_STUDY = frozenset({"versions", *BY_LAUNCHER})
 # For a run that resumes from a checkpoint, perhaps for longer. Instead of the options, it compares what they produced:
 # the rows, the encoder, the criterion and the estimator.
 MAY_DIFFER_ON_RESUME = MAY_DIFFER_IN_FOLDER.union(
@@ -136,6 +136,8 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
             counts = affects_results(name) and _or_none(value) != defaults.get(name)
         if counts:
             found[name] = value
+    if "bf16" not in getattr(args, "named", ()):  # the device chose it
+        found.pop("bf16", None)
     languages = str(values.get("language") or "").split(",")
     for reference in references(KINDS, {name: value for name, value in values.items() if name in found}):
         if reference.kind == "tree":  # its rows are compared instead

@@ -122,6 +122,12 @@ def test_a_changed_option(change, trainer_of):
 
 # name: (changes on another machine or version, message of a folder, of a study, of a resumed run)
 ELSEWHERE = {
+    "half precision": (
+        {"bf16": True, "precision": "bf16"},
+        "precision was bf16",
+        "bf16 was True",
+        "precision was bf16",
+    ),
     "processes": ({"processes": 2}, "processes was 2, is now 1", None, "processes was 2, is now 1"),
     "precision": ({"precision": "bf16"}, "precision was bf16, is now no", None, "precision was bf16, is now no"),
     "format": ({"format": 99}, "format was 99", "format was 99", "format was 99"),
