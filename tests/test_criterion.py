@@ -306,7 +306,7 @@ def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
         ({"loss": "own_losses:unknown"}, "TypeError: unknown() missing 1 required positional argument: 'rows'"),
         ({"loss": "own_losses:several"}, "returned Tensor[3] for scores of Tensor[3, 5]: expected a scalar"),
         ({"loss": "own_losses:constant"}, "with a gradient for the scores"),
-        ({"loss": "own_losses:needs_negatives"}, "failed on a test batch of 3 queries and 5 codes. TypeError"),
+        ({"loss": "own_losses:needs_negatives"}, "failed on a test batch of 3 queries and 5 functions. TypeError"),
         ({"loss": "own_losses:hinge"}, "loss=own_losses:hinge needs an estimator"),
         ({"loss": "own_losses:info_nce", "false_negatives": "positives"}, "has no argument `extra_positives`"),
         (
@@ -315,7 +315,7 @@ def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
         ),
         (
             {"weighting": "own_losses:hinge"},
-            "weighting=own_losses:hinge failed on a test batch of 3 queries and 5 codes. TypeError: hinge() missing",
+            "weighting=own_losses:hinge failed on a test batch of 3 queries and 5 functions. TypeError: hinge() missing",
         ),
         ({"weighting": "own_losses:one_weight"}, "returned Tensor[3] for similarities of Tensor[3, 5]"),
         ({"loss": lambda scores: scores.mean()}, "define it with `def`, at the top level of a module"),
