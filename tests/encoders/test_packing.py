@@ -45,6 +45,7 @@ PACKABLE = {
     "llama": ("Llama", DECODER, "last_token"),
     "gemma3": ("Gemma3Text", DECODER | {"sliding_window": 8}, "mean"),
 }
+FAST = ("minilm", "roberta", "modernbert", "qwen3 with a sliding window")  # the others are tried with the slow tests
 T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
 NO_KERNEL = "has no variable-length attention"
 PADDED = {
@@ -92,7 +93,9 @@ def loss_and_gradients(model, profile, *chunks):
     return embeddings.detach(), loss.detach(), gradients
 
 
-@pytest.mark.parametrize("name", PACKABLE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in FAST else pytest.mark.slow) for each in PACKABLE]
+)
 def test_packed_equals_padded(name):
     kind, settings, pooling = PACKABLE[name]
     model, profile, texts = make_model(kind, settings), make_profile(pooling), make_texts()

@@ -34,6 +34,7 @@ CASES = {
     "several positives": ({}, {"false_negatives": "positives"}),
     "estimator": ({}, {"loss": "soft_info_nce"}),
 }
+FAST = ("mean", "gradient caching", "hard negatives")  # the others are tried with the slow tests
 
 
 @pytest.fixture
@@ -57,7 +58,9 @@ def make(trainer_of, tokenizer, profile, rows):
     return trainer
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in FAST else pytest.mark.slow) for each in CASES]
+)
 def test_a_packed_step_equals_a_padded_one(make, name):
     steps = []
     for packing in ("false", "true"):
@@ -104,6 +107,7 @@ def test_a_packed_step_is_one_forward_pass_and_training_restores_the_attention(m
     assert trainer.model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.slow
 def test_packed_and_padded_trainings_have_the_same_losses(make):
     losses = []
     for packing in ("false", "true"):
