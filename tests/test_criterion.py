@@ -315,7 +315,7 @@ def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
         ),
         (
             {"weighting": "own_losses:hinge"},
-            "weighting=own_losses:hinge failed on a test batch of 3 queries and 5 functions. TypeError: hinge() missing",
+            "weighting=own_losses:hinge failed on a test batch of 3 queries and 5 functions. TypeError: hinge()",
         ),
         ({"weighting": "own_losses:one_weight"}, "returned Tensor[3] for similarities of Tensor[3, 5]"),
         ({"loss": lambda scores: scores.mean()}, "define it with `def`, at the top level of a module"),
