@@ -158,7 +158,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             callbacks=callbacks,
             **kwargs,
         )
-        self._compared = None  # the model that `why_padded` is about
+        self._compared = None  # the model and the option `packing` that `why_padded` is about
         self._while_training = contextlib.ExitStack()  # leaves what training entered, such as `running`
         self._parameters: int | None = None  # counted once, because this takes 5 ms
         self.depends_on = dict(depends_on or {})
@@ -265,13 +265,14 @@ class SoftInfoNCETrainer(SavingTrainer):
 
         The encoder is compared once, packed against padded, so every process gets the main process's answer.
         """
-        if self._compared is not self.model:
-            self._compared = self.model
+        packing = getattr(self.args, "packing", "auto")
+        if self._compared != (self.model, packing):
+            self._compared = (self.model, packing)
             reason = preflight.pads(self.args, not self._collates, self.accelerator)
             # With FSDP, the other processes may not have the weights yet.
             if reason is None and distributed.rank_and_world_size()[0] == 0:
-                on_cpu = getattr(self.args, "packing", "auto") == "true"
-                reason = why_padded(self.model, self.encoder, self.args.device, self.precision, on_cpu)
+                device = self.args.device
+                reason = why_padded(self.model, self.encoder, device, self.precision, on_cpu=packing == "true")
             self._why_padded = distributed.from_main(reason)
         return self._why_padded
 

@@ -117,6 +117,12 @@ def test_packed_and_padded_trainings_have_the_same_losses(make):
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
+def test_packing_may_change_after_the_constructor(make):
+    trainer = make("mean")
+    trainer.args.packing = "true"
+    assert batches_of(trainer)[0].packed is not None
+
+
 def test_the_table_of_settings_says_how_forward_passes_run(make):
     rows = {}
     for packing in ("auto", "true", "false"):
