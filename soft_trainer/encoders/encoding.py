@@ -207,10 +207,7 @@ def placed(model: PreTrainedModel, device: torch.device) -> Iterator[None]:
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
     """Embeds a batch made by `pad` or `pack`. Returns Tensor[B, d] in float32 or higher."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        plain = model.module
-    else:
-        plain = model
+    plain = getattr(model, "module", model)  # DDP and DeepSpeed wrap the encoder
     if "borders" in inputs:
         return encode_packed(model, plain, profile, inputs)
     if "node_mask" in inputs:

@@ -271,6 +271,25 @@ def test_a_padded_pass_needs_no_value_on_the_host():
     assert encode(model, make_profile(), inputs).shape == (10, 32)
 
 
+class Wrapper(torch.nn.Module):
+    """Stands in for the wrapper of DeepSpeed, which has a `config` of its own, or of `torch.compile` around DDP."""
+
+    def __init__(self, module, **own):
+        super().__init__()
+        self.module = module
+        vars(self).update(own)
+
+    def forward(self, **inputs):
+        return self.module(**inputs)
+
+
+@pytest.mark.parametrize("own", [{"config": {"zero_optimization": {}}}, {}], ids=["DeepSpeed", "compiled DDP"])
+def test_a_wrapped_encoder_is_unwrapped_to_read_its_configuration(own):
+    model = make_model("Roberta", SIZE, positions=600).to("meta")
+    inputs = {name: each.to("meta") for name, each in pad(make_texts(), 1).items()}
+    assert encode(Wrapper(model, **own), make_profile(), inputs).shape == (10, 32)
+
+
 # ---- The batches of an evaluation ----
 
 
