@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from accelerate.utils import convert_outputs_to_fp32
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from soft_trainer import losses
@@ -117,6 +118,17 @@ def test_prompts_that_pooling_skips(pooling):
         alone = encode(model, profile, pack(texts, prompt, first_position(model)))
     torch.testing.assert_close(found, expected[:5], atol=1e-5, rtol=0)
     torch.testing.assert_close(alone, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last_token", "pooler"])
+def test_weights_in_bfloat16_whose_states_accelerate_makes_float32(pooling):
+    model, profile, texts = make_model("Roberta", SIZE), make_profile(pooling, normalize=True), make_texts()
+    expected = encode(model, profile, pad(texts, 1))
+    wrapped = convert_outputs_to_fp32(model.bfloat16())  # as `Accelerator.prepare` does under autocast
+    with running(model, packed=True):
+        found = encode_packed(wrapped, model, profile, pack(texts, first=first_position(model)))
+    assert found.dtype == torch.float32
+    assert (found * expected).sum(1).min() > 0.99
 
 
 @pytest.mark.parametrize("name", PADDED)
