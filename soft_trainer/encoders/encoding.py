@@ -116,7 +116,11 @@ def pad(
 
 
 def padded_width(longest: int, limit: int) -> int:
-    """Rounds the length of a batch on a GPU up to a multiple of 64, at most `limit`, so that few shapes occur."""
+    """Rounds the length of a batch on a GPU up to a multiple of 64, at most `limit`, so that few shapes occur.
+
+    A text without tokens, which static encoders know, counts as one token.
+    """
+    longest = max(longest, 1)
     return max(min(-(-longest // GPU_STEP) * GPU_STEP, limit), longest)
 
 
