@@ -170,6 +170,19 @@ def test_a_model_that_ignores_the_borders_is_found_by_comparison(monkeypatch):
     assert why_padded(model, make_profile(), CPU, "no", True) is None
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"), [(RuntimeError("it needs a GPU\nand more"), "it needs a GPU"), (TypeError(), "TypeError")]
+)
+def test_an_encoder_that_does_not_run_on_a_cpu_is_padded(monkeypatch, error, reason):
+    model = make_model("Roberta", SIZE)
+
+    def only_on_a_gpu(self, *args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(transformers.RobertaModel, "forward", only_on_a_gpu)
+    assert why_padded(model, make_profile(), CPU, "no", True) == f"RobertaModel cannot be packed: {reason}"
+
+
 def test_comparing_changes_neither_the_model_nor_the_random_state():
     model = make_model("Roberta", SIZE).train()
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
@@ -236,7 +249,8 @@ def test_masks_with_four_dimensions_give_the_same_to_the_last_bit(name):
 
 
 @pytest.mark.parametrize(
-    ("longest", "limit", "width"), [(1, 200, 64), (64, 200, 64), (65, 200, 128), (150, 200, 192), (199, 200, 200)]
+    ("longest", "limit", "width"),
+    [(0, 200, 64), (1, 200, 64), (64, 200, 64), (65, 200, 128), (150, 200, 192), (199, 200, 200)],
 )
 def test_lengths_on_a_gpu_are_few(longest, limit, width):
     assert padded_width(longest, limit) == width
