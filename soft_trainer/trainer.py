@@ -265,13 +265,16 @@ class SoftInfoNCETrainer(SavingTrainer):
 
         The encoder is compared once, packed against padded, so every process gets the main process's answer.
         """
-        if self._compared is not self.model:
-            self._compared = self.model
+        # FSDP 1 wraps the encoder when training begins. Afterwards, only the main process writes the record, so it
+        # must not wait for the others here.
+        model = getattr(self.model, "module", self.model)
+        if self._compared is not model:
+            self._compared = model
             reason = preflight.pads(self.args, not self._collates, self.accelerator)
             # With FSDP, the other processes may not have the weights yet.
             if reason is None and distributed.rank_and_world_size()[0] == 0:
                 on_cpu = getattr(self.args, "packing", "auto") == "true"
-                reason = why_padded(self.model, self.encoder, self.args.device, self.precision, on_cpu)
+                reason = why_padded(model, self.encoder, self.args.device, self.precision, on_cpu)
             self._why_padded = distributed.from_main(reason)
         return self._why_padded
 

@@ -9,6 +9,7 @@ from datasets import Dataset
 from trainings import OWN, batches_of, bm25, gradients, initial, losses_of, still
 from transformers import TrainerCallback
 
+from soft_trainer import distributed
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.packing import PACKED
 from soft_trainer.encoders.scratch import random_model
@@ -128,6 +129,14 @@ def test_a_collator_of_the_users_own_pads(make, tokenizer):
 
 
 # ---- Precision and launchers ----
+
+
+def test_describing_an_encoder_that_fsdp_has_wrapped_waits_for_no_process(make, monkeypatch):
+    trainer = make("mean")
+    monkeypatch.setattr(distributed, "from_main", lambda value: pytest.fail("only the main process is here"))
+    trainer.model = torch.nn.Sequential()
+    trainer.model.module = trainer._compared
+    assert trainer.why_padded == "the device is cpu"
 
 
 def test_a_checkpoint_in_float32_is_not_resumed_in_bf16(make, tmp_path):
