@@ -270,7 +270,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         model = getattr(self.model, "module", self.model)
         if self._compared is not model:
             self._compared = model
-            reason = preflight.pads(self.args, not self._collates, self.accelerator)
+            reason = preflight.pads(self.args, not self._collates, self.accelerator, self.encoder.pooling)
             # With FSDP, the other processes may not have the weights yet.
             if reason is None and distributed.rank_and_world_size()[0] == 0:
                 on_cpu = getattr(self.args, "packing", "auto") == "true"

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from soft_trainer.encoders.scratch import random_model
 from soft_trainer.errors import UserError
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.training.checkpoints import mark_complete
-from soft_trainer.training.preflight import DYNAMIC, complete_launch
+from soft_trainer.training.preflight import DYNAMIC, complete_launch, pads
 
 PROMPTS = {"query_prefix": "find: ", "code_prefix": "code: ", "include_prompt": False}
 # What differs from the usual training -> changes of the profile, and training arguments.
@@ -126,6 +127,21 @@ def test_a_collator_of_the_users_own_pads(make, tokenizer):
     assert trainer.setup_table()["forward passes"] == "packed"
     trainer._collates, trainer._compared = False, None
     assert trainer.why_padded == "a custom data_collator pads"
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_fsdp2", "pooling", "reason"),
+    [
+        ("MULTI_GPU", False, "pooler", None),
+        ("FSDP", True, "mean", None),
+        ("FSDP", True, "pooler", "FSDP is not supported with pooling=pooler"),
+        ("FSDP", False, "mean", "FSDP 1 is not supported"),
+        ("DEEPSPEED", False, "mean", "DeepSpeed is not supported"),
+    ],
+)
+def test_launchers_that_pad(make, kind, is_fsdp2, pooling, reason):
+    accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value=kind), is_fsdp2=is_fsdp2)
+    assert pads(make("mean").args, False, accelerator, pooling) == reason
 
 
 # ---- Precision and launchers ----
