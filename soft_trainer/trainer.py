@@ -265,14 +265,16 @@ class SoftInfoNCETrainer(SavingTrainer):
 
         The encoder is compared once, packed against padded, so every process gets the main process's answer.
         """
+        # FSDP 1 wraps the encoder when training begins. Afterwards, only the main process writes the record, so it
+        # must not wait for the others here.
+        model = getattr(self.model, "module", self.model)
         packing = getattr(self.args, "packing", "auto")
-        if self._compared != (self.model, packing):
-            self._compared = (self.model, packing)
-            reason = preflight.pads(self.args, not self._collates, self.accelerator)
+        if self._compared != (model, packing):
+            self._compared = (model, packing)
+            reason = preflight.pads(self.args, not self._collates, self.accelerator, self.encoder.pooling)
             # With FSDP, the other processes may not have the weights yet.
             if reason is None and distributed.rank_and_world_size()[0] == 0:
-                device = self.args.device
-                reason = why_padded(self.model, self.encoder, device, self.precision, on_cpu=packing == "true")
+                reason = why_padded(model, self.encoder, self.args.device, self.precision, on_cpu=packing == "true")
             self._why_padded = distributed.from_main(reason)
         return self._why_padded
 
@@ -494,7 +496,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
         Args:
             resume_from_checkpoint: the folder of a checkpoint, or "last" or True for the newest complete checkpoint
-                in `output_dir`.
+                in `output_dir`. By default, `args.resume_from_checkpoint`.
 
         Raises:
             UserError: the settings and the data are incompatible, or the checkpoint is from another run.
@@ -503,6 +505,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             KeyboardInterrupt: Ctrl-C stopped training. The message says what was saved and how to continue.
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
+        if resume_from_checkpoint is None and not getattr(self.args, "from_command_line", False):
+            resume_from_checkpoint = self.args.resume_from_checkpoint
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         if self._checkpoint:
             print_on_main(f"Resuming from {self._checkpoint}")

@@ -20,7 +20,7 @@ def test_the_page_is_short():
 
 @pytest.mark.slow
 def test_the_python_block_runs(_model, tokenizer, profile, tmp_path, monkeypatch):
-    two_lines, block = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    block, two_lines = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     export_encoder(_model, tokenizer, profile, tmp_path / "encoder")
     rows = {
         "question": [f"adds {n} to x" for n in range(60)],

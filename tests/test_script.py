@@ -55,7 +55,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(script, data_dir, monkeypatch):
     code, lines = script(**options)
     assert code == 130 and not any("Traceback" in line for line in lines)
     assert lines[-1].startswith("interrupted at step 2: to continue from out/checkpoint-2, run ")
-    assert "resume_from_checkpoint=last" in lines[-1]
+    assert "resume_from_checkpoint='last'" in lines[-1]
 
 
 def test_an_interruption_tells_how_to_continue_a_run_that_overwrites(tmp_path):

@@ -200,9 +200,19 @@ def test_termination_saves_a_checkpoint_first(trainer_of, capsys):
         trainer.train()
     assert error.value.code == 143
     said = capsys.readouterr().err.splitlines()[-1]
-    assert "resume_from_checkpoint=last" in said
+    assert "resume_from_checkpoint='last'" in said
     assert newest_complete(trainer.args.output_dir).endswith(("checkpoint-2", "checkpoint-3"))
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+def test_the_arguments_may_say_what_to_resume_from(trainer_of):
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer_of(**options).train()
+    resumed = trainer_of(**options | {"max_steps": 3, "resume_from_checkpoint": "last"})
+    resumed.train()
+    assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry][-1] == 3
+    assert resumed._initial_global_step == 2
 
 
 def test_all_processes_stop_if_one_is_terminated_in_the_last_steps_or_after_them(trainer_of, monkeypatch):
@@ -227,7 +237,7 @@ def test_all_processes_stop_if_one_is_terminated_in_the_last_steps_or_after_them
 @pytest.mark.parametrize(
     ("save_strategy", "kept", "goes_on"),
     [
-        ("steps", "checkpoint-2, run the same command", "resume_from_checkpoint=last"),
+        ("steps", "checkpoint-2, run the same command", "resume_from_checkpoint='last'"),
         ("no", "no checkpoint", "starts from the first step"),
     ],
 )

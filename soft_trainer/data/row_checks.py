@@ -103,8 +103,8 @@ def name_repeated(rows: Dataset, place: str) -> None:
     texts = {side: text_ids(column_texts(rows, column)) for side, (column,) in zip(COLUMNS_OF, columns, strict=True)}
     if repeated := int(pd.DataFrame(texts).duplicated().sum()):
         print_on_main(
-            f"{place}: {repeated:,} of {len(rows):,} rows repeat the query and the function of an earlier row; they "
-            "are kept, in evaluation sets too"
+            f"{place}: {repeated:,} of {len(rows):,} rows repeat the query and the function of an earlier row; all "
+            "are kept, also in evaluation sets"
         )
 
 

@@ -116,7 +116,11 @@ def pad(
 
 
 def padded_width(longest: int, limit: int) -> int:
-    """Rounds the length of a batch on a GPU up to a multiple of 64, at most `limit`, so that few shapes occur."""
+    """Rounds the length of a batch on a GPU up to a multiple of 64, at most `limit`, so that few shapes occur.
+
+    A text without tokens, which static encoders know, counts as one token.
+    """
+    longest = max(longest, 1)
     return max(min(-(-longest // GPU_STEP) * GPU_STEP, limit), longest)
 
 
@@ -207,10 +211,7 @@ def placed(model: PreTrainedModel, device: torch.device) -> Iterator[None]:
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
     """Embeds a batch made by `pad` or `pack`. Returns Tensor[B, d] in float32 or higher."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        plain = model.module
-    else:
-        plain = model
+    plain = getattr(model, "module", model)  # DDP and DeepSpeed wrap the encoder
     if "borders" in inputs:
         return encode_packed(model, plain, profile, inputs)
     if "node_mask" in inputs:

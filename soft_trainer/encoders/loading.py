@@ -344,7 +344,7 @@ def given_encoder(
     """Returns the encoder, tokenizer and profile for a model of any supported type, such as a `SentenceTransformer`.
 
     Args:
-        model: a `PreTrainedModel`, a `PeftModel`, a `SentenceTransformer`, a folder, or a name on the Hub.
+        model: a `PreTrainedModel`, a `PeftModel`, a `SentenceTransformer`, an `Encoder`, a folder, or a Hub name.
         tokenizer, profile: the user's tokenizer and profile. By default, the model's.
 
     Raises:
@@ -354,6 +354,8 @@ def given_encoder(
         profile = profile or resolve_profile(model)
         tokenizer = tokenizer or load_tokenizer(model, profile)
         return load_model(model, profile), tokenizer, profile
+    if isinstance(model, Encoder):
+        return model.model, tokenizer or model.tokenizer, profile or model.profile
     if hasattr(model, "modules") and hasattr(model, "encode_query"):  # without importing sentence-transformers
         tokenizer = tokenizer or model.tokenizer
         if profile is None:

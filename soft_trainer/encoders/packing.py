@@ -87,7 +87,9 @@ def encode_packed(model: nn.Module, plain: nn.Module, profile: EncoderProfile, i
     pooled_from = inputs["pooled_from"]
     last = len(states) - 1  # a text without tokens at the end starts after it
     if profile.pooling == "pooler":
-        embeddings = plain.pooler(states[starts.clamp(max=last)][:, None])  # a pooler reads each row's first token
+        # A pooler reads each row's first token. Under autocast, a wrapper makes the states of half weights float32.
+        first = states[starts.clamp(max=last)][:, None]
+        embeddings = plain.pooler(first.to(next(plain.pooler.parameters()).dtype))
     elif profile.pooling == "mean":
         place = torch.arange(len(states), device=states.device)
         pooled = place >= pooled_from.repeat_interleave(ends - starts, output_size=len(states))

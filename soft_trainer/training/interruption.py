@@ -30,7 +30,7 @@ def how_to_continue(args, step: int) -> str:
     if checkpoint is None:
         return "no checkpoint has been written, so the next run starts from the first step"
     command = "the same command without overwrite=true" if overwrite else "the same command"
-    return f"to continue from {checkpoint}, run {command}, or set resume_from_checkpoint=last in Python"
+    return f"to continue from {checkpoint}, run {command}; in Python, call train(resume_from_checkpoint='last')"
 
 
 @contextlib.contextmanager

@@ -126,12 +126,13 @@ def complete_launch(args, model: PreTrainedModel, profile: EncoderProfile) -> No
         del os.environ[DYNAMIC]
 
 
-def pads(args, own_collator: bool, accelerator) -> str | None:
-    """Returns why a run pads its forward passes, whatever the encoder, or None.
+def pads(args, own_collator: bool, accelerator, pooling: str) -> str | None:
+    """Returns why a run pads its forward passes, whatever the model, or None.
 
     Args:
         own_collator: True if the user's data collator makes the model inputs.
         accelerator: the trainer's `Accelerator`.
+        pooling: the pooling of the encoder's profile.
     """
     kind = accelerator.distributed_type.value
     reasons = {
@@ -139,6 +140,8 @@ def pads(args, own_collator: bool, accelerator) -> str | None:
         "a custom data_collator pads": own_collator,
         "DeepSpeed is not supported": kind == "DEEPSPEED",
         "FSDP 1 is not supported": kind == "FSDP" and not accelerator.is_fsdp2,
+        # A packed pass calls the pooler after the forward pass, when its weights may be divided again.
+        "FSDP is not supported with pooling=pooler": kind == "FSDP" and pooling == "pooler",
         "torch_compile is not supported": args.torch_compile,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)

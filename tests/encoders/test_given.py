@@ -6,7 +6,7 @@ from refusals import refused
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
 from soft_trainer.encoders.loading import given_encoder
 
 
@@ -22,9 +22,13 @@ def pairs(rows):
     return Dataset.from_list([{"anchor": row["docstring"], "positive": row["code"]} for row in rows])
 
 
-@pytest.mark.parametrize("kind", ["folder", "sentence-transformers"])
-def test_a_folder_or_sentence_transformer_trains_on_its_usual_columns(encoder_dir, profile, arguments, pairs, kind):
-    model = encoder_dir if kind == "folder" else SentenceTransformer(str(encoder_dir), device="cpu")
+@pytest.mark.parametrize("kind", ["folder", "sentence-transformers", "encoder"])
+def test_a_folder_or_another_encoder_trains_on_its_usual_columns(encoder_dir, profile, arguments, pairs, kind):
+    model = encoder_dir
+    if kind == "sentence-transformers":
+        model = SentenceTransformer(str(encoder_dir), device="cpu")
+    elif kind == "encoder":
+        model = load_encoder(encoder_dir, device="cpu")
     trainer = SoftInfoNCETrainer(model, arguments, pairs, pairs)
     assert trainer.encoder.pooling == profile.pooling and trainer.encoder.score_function == profile.score_function
     trainer.train()

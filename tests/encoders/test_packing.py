@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from accelerate.utils import convert_outputs_to_fp32
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from soft_trainer import losses
@@ -122,6 +123,17 @@ def test_prompts_that_pooling_skips(pooling):
     torch.testing.assert_close(alone, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last_token", "pooler"])
+def test_weights_in_bfloat16_whose_states_accelerate_makes_float32(pooling):
+    model, profile, texts = make_model("Roberta", SIZE), make_profile(pooling, normalize=True), make_texts()
+    expected = encode(model, profile, pad(texts, 1))
+    wrapped = convert_outputs_to_fp32(model.bfloat16())  # as `Accelerator.prepare` does under autocast
+    with running(model, packed=True):
+        found = encode_packed(wrapped, model, profile, pack(texts, first=first_position(model)))
+    assert found.dtype == torch.float32
+    assert (found * expected).sum(1).min() > 0.99
+
+
 @pytest.mark.parametrize("name", PADDED)
 def test_other_encoders_are_padded_with_the_reason(name):
     kind, settings, reason = PADDED[name]
@@ -159,6 +171,19 @@ def test_a_model_that_ignores_the_borders_is_found_by_comparison(monkeypatch):
     # A model of this size is not compared.
     monkeypatch.setattr(model, "num_parameters", lambda: LARGEST_COMPARED + 1)
     assert why_padded(model, make_profile(), CPU, "no", True) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(RuntimeError("it needs a GPU\nand more"), "it needs a GPU"), (TypeError(), "TypeError")]
+)
+def test_an_encoder_that_does_not_run_on_a_cpu_is_padded(monkeypatch, error, reason):
+    model = make_model("Roberta", SIZE)
+
+    def only_on_a_gpu(self, *args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(transformers.RobertaModel, "forward", only_on_a_gpu)
+    assert why_padded(model, make_profile(), CPU, "no", True) == f"RobertaModel cannot be packed: {reason}"
 
 
 def test_comparing_changes_neither_the_model_nor_the_random_state():
@@ -227,7 +252,8 @@ def test_masks_with_four_dimensions_give_the_same_to_the_last_bit(name):
 
 
 @pytest.mark.parametrize(
-    ("longest", "limit", "width"), [(1, 200, 64), (64, 200, 64), (65, 200, 128), (150, 200, 192), (199, 200, 200)]
+    ("longest", "limit", "width"),
+    [(0, 200, 64), (1, 200, 64), (64, 200, 64), (65, 200, 128), (150, 200, 192), (199, 200, 200)],
 )
 def test_lengths_on_a_gpu_are_few(longest, limit, width):
     assert padded_width(longest, limit) == width
@@ -272,6 +298,25 @@ def test_a_padded_pass_needs_no_value_on_the_host():
     model = make_model("Roberta", SIZE, positions=600).to("meta")
     inputs = {name: each.to("meta") for name, each in pad(make_texts(), 1).items()}
     assert encode(model, make_profile(), inputs).shape == (10, 32)
+
+
+class Wrapper(torch.nn.Module):
+    """Stands in for the wrapper of DeepSpeed, which has a `config` of its own, or of `torch.compile` around DDP."""
+
+    def __init__(self, module, **own):
+        super().__init__()
+        self.module = module
+        vars(self).update(own)
+
+    def forward(self, **inputs):
+        return self.module(**inputs)
+
+
+@pytest.mark.parametrize("own", [{"config": {"zero_optimization": {}}}, {}], ids=["DeepSpeed", "compiled DDP"])
+def test_a_wrapped_encoder_is_unwrapped_to_read_its_configuration(own):
+    model = make_model("Roberta", SIZE, positions=600).to("meta")
+    inputs = {name: each.to("meta") for name, each in pad(make_texts(), 1).items()}
+    assert encode(Wrapper(model, **own), make_profile(), inputs).shape == (10, 32)
 
 
 # ---- The batches of an evaluation ----

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,13 +10,14 @@ from datasets import Dataset
 from trainings import OWN, batches_of, bm25, gradients, initial, losses_of, still
 from transformers import TrainerCallback
 
+from soft_trainer import distributed
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.packing import PACKED
 from soft_trainer.encoders.scratch import random_model
 from soft_trainer.errors import UserError
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.training.checkpoints import mark_complete
-from soft_trainer.training.preflight import DYNAMIC, complete_launch
+from soft_trainer.training.preflight import DYNAMIC, complete_launch, pads
 
 PROMPTS = {"query_prefix": "find: ", "code_prefix": "code: ", "include_prompt": False}
 # What differs from the usual training -> changes of the profile, and training arguments.
@@ -137,7 +139,30 @@ def test_a_collator_of_the_users_own_pads(make, tokenizer):
     assert trainer.why_padded == "a custom data_collator pads"
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_fsdp2", "pooling", "reason"),
+    [
+        ("MULTI_GPU", False, "pooler", None),
+        ("FSDP", True, "mean", None),
+        ("FSDP", True, "pooler", "FSDP is not supported with pooling=pooler"),
+        ("FSDP", False, "mean", "FSDP 1 is not supported"),
+        ("DEEPSPEED", False, "mean", "DeepSpeed is not supported"),
+    ],
+)
+def test_launchers_that_pad(make, kind, is_fsdp2, pooling, reason):
+    accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value=kind), is_fsdp2=is_fsdp2)
+    assert pads(make("mean").args, False, accelerator, pooling) == reason
+
+
 # ---- Precision and launchers ----
+
+
+def test_describing_an_encoder_that_fsdp_has_wrapped_waits_for_no_process(make, monkeypatch):
+    trainer = make("mean")
+    monkeypatch.setattr(distributed, "from_main", lambda value: pytest.fail("only the main process is here"))
+    trainer.model = torch.nn.Sequential()
+    trainer.model.module = trainer._compared[0]
+    assert trainer.why_padded == "the device is cpu"
 
 
 def test_a_checkpoint_in_float32_is_not_resumed_in_bf16(make, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import glob
 import itertools
@@ -33,6 +34,7 @@ from soft_trainer.files import check_encodable, check_utf8, open_text, read_json
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+LISTS = ("positives", "pos", "negatives", "neg")  # columns that may contain lists in other files
 READ_AS = {"csv": {"keep_default_na": False, "na_values": [""]}}  # `null` and `NA` are ordinary words
 # Parts of error messages about missing rows: from `datasets` for a file with only a header and for an empty saved data
 # set, from pandas for an empty file, and from Arrow for an empty Parquet file.
@@ -225,10 +227,18 @@ def _check_fields(path: Path) -> None:
             header = next(rows, [])
             if len(header) == 1 and (separator := next(filter(header[0].__contains__, ";\t|"), None)):
                 raise UserError(f"{path}: columns must be separated by commas, not by {separator!r}")
+            lists = [place for place, name in enumerate(header) if name in LISTS]
             line = rows.line_num
             for row in rows:
                 if row and len(row) != len(header):
                     raise UserError(_wrong_fields(path, line + 1, row, header))
+                for place in lists if row else ():
+                    if _is_list(row[place]):
+                        name = header[place]
+                        raise UserError(
+                            f"{path}, line {line + 1}: column {name!r} contains a list, which a CSV file cannot hold; "
+                            "use JSON Lines, or one row for each positive and columns such as negative_1"
+                        )
                 line = rows.line_num
     except csv.Error as error:
         raise UserError(
@@ -237,6 +247,16 @@ def _check_fields(path: Path) -> None:
         ) from error
     finally:
         csv.field_size_limit(limit)
+
+
+def _is_list(value: str) -> bool:
+    """Returns True for the text of a list of strings, as pandas and JSON write it."""
+    if not value.startswith(("['", '["')):
+        return False
+    try:
+        return isinstance(ast.literal_eval(value), list)
+    except (ValueError, SyntaxError):  # for example Ruby code
+        return False
 
 
 def _wrong_fields(path: Path, line: int, row: list[str], header: list[str]) -> str:

@@ -3,6 +3,7 @@
 import gzip
 import json
 
+import pandas as pd
 import pytest
 from refusals import refused
 
@@ -90,6 +91,14 @@ def test_every_row_of_a_csv_file_has_the_fields_of_the_header(tmp_path, rows, me
     splits = load_rows(path)
     codes = {code for split in splits.values() for code in split.corpus["code"]}
     assert {"sorted(names, key=str)", "f(x, 3)"} <= codes and not {"a.py", None} & codes
+
+
+@pytest.mark.parametrize("lists", ['["f(x)", "g(x)"]', "['f(x)', 'g(x)']"])
+def test_a_list_in_a_csv_file_is_an_error(tmp_path, lists):
+    path = tmp_path / "rows.csv"
+    pd.DataFrame({"query": ["adds", "sorts"], "positives": ["[x for x in y]", lists]}).to_csv(path, index=False)
+    with refused(f"{path}, line 3: column 'positives' contains a list"):
+        load_rows(path)
 
 
 # ---- Encodings ----
