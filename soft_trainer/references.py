@@ -12,8 +12,8 @@ from soft_trainer.errors import UserError
 def name_functions(options) -> None:
     """Replaces functions in the options `loss` and `weighting` with their names (`module:name`).
 
-    Unlike a function, a name can be stored as JSON, and data workers, other processes and resumed runs can import the
-    function by it.
+    Unlike a function, a name can be stored as JSON, and data workers, other processes and resumed runs can use it to
+    import the function.
 
     Args:
         options: an object that has these two attributes, such as the training arguments.

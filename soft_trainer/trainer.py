@@ -580,7 +580,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._new_tokens = 0
 
     def fingerprint(self) -> dict[str, object]:
-        """Returns the run fingerprint, except for the content of an encoder that the estimator loads to be fitted."""
+        """Returns the run fingerprint without the content of an encoder that the estimator loads during fitting."""
         early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
         found = run_fingerprint(self.args, metrics_choose=metrics_choose) | self.depends_on

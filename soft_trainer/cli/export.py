@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Exports an encoder to ONNX and prints the name and size of each file written."""
     if not arguments.onnx:
-        raise UserError("export: choose a format with --onnx")
+        raise UserError("export: no format given; add --onnx")
     from soft_trainer.encoders.onnx_export import export_onnx  # imports torch, which takes seconds
 
     for path in export_onnx(arguments.model, arguments.output_dir, arguments.int8):

@@ -55,9 +55,7 @@ def divided(split: Split, random: bool = True) -> dict[str, Split]:
     for_evaluation = {name: values[(named == "valid") | (named == "test")] for name, values in hashes.items()}
     dropped = trains & equal_rows(hashes, [for_evaluation])
     if trains.any() and dropped.sum() == trains.sum():
-        raise UserError(
-            f"divided {reason}, every training row equals a row of valid or test: provide valid and test yourself"
-        )
+        raise UserError(f"divided {reason}, every training row equals a row of valid or test: provide your own splits")
     named[dropped] = None
     found = {name: np.flatnonzero(named == name) for name in DIVIDED}
     counts = [(name, len(numbers)) for name, numbers in found.items()]
@@ -89,7 +87,7 @@ def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray]) -> tuple
     sizes = Counter(groups)
     if len(sizes) < len(DIVIDED):
         raise UserError(
-            f"{len(rows)} rows ({len(sizes)} distinct) are too few to split: provide valid and test yourself"
+            f"{len(rows)} rows ({len(sizes)} distinct) are too few to split: provide your own valid and test splits"
         )
     split_of_group = assign_splits(sizes)
     return np.array([split_of_group[group] for group in groups], dtype=object), reason

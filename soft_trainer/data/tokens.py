@@ -119,7 +119,7 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
 
 
 def check_language_column(rows: Dataset, name: str) -> None:
-    """Raises UserError if there is no column `language`. The message calls the rows `name`."""
+    """Raises UserError if there is no column `language`. `name` is what the message calls the rows."""
     if "language" not in rows.column_names:
         remedy = "add it to the rows, or set language"
         raise UserError(f"{name}: no column 'language', which an encoder with data flow needs to parse code: {remedy}")

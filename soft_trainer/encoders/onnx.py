@@ -84,7 +84,7 @@ class OnnxEncoder:
     # ---- The methods of `load_encoder(..., backend="onnx")` ----
 
     def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
-        """Embeds queries. Returns Tensor[n, d] in float32. `batch_size` is ignored, because tokens limit a batch."""
+        """Embeds queries. Returns Tensor[n, d] in float32. `batch_size` is ignored: tokens limit the batch."""
         import torch  # callers of this method have imported it already
 
         return torch.from_numpy(self._embed(queries, "query"))

@@ -44,7 +44,9 @@ def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratc
 
 
 def check_sources(arguments: DataArguments) -> None:
-    """Checks the languages and folders in the options before contacting the Hub, and sets a missing language.
+    """Checks the languages and folders in the options before contacting the Hub, and may set the language.
+
+    If `language` is not set, it becomes the most common language of the source tree or history.
 
     Raises:
         UserError: a language is not supported, or a folder does not exist. The message starts with the option.

@@ -72,7 +72,7 @@ class FileFunctions:
         root: the root of the syntax tree, or None if the file could not be parsed and so has no functions.
         source: the text of the file.
         language: one of `SOURCE_LANGUAGES`.
-        path: the path of the file, for the rows.
+        path: the file's path, which is stored in each row.
 
     Attributes:
         functions: the functions in order, keyed by unique names: `Cart.total`, `Cart.total(int count)` for an

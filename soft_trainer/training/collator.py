@@ -137,9 +137,9 @@ class PairCollator:
         cost: the cost of encoding a padded chunk. If None, all queries form one chunk, and so do all functions.
         largest_chunk: the maximum number of rows in a chunk.
         prompt_lengths: the number of leading tokens that pooling skips, keyed by "query" and "code".
-        limits: the maximum number of tokens, keyed by "query" and "code", to pad to few different lengths. If None, to
-            pad only to the longest row of a chunk.
-        first_position: the position of a text's first token, to pack texts. If None, to pad them.
+        limits: the maximum number of tokens, keyed by "query" and "code". If given, chunks are padded to one of a few
+            lengths. If None, a chunk is padded only to its longest row.
+        first_position: the position of a text's first token, for packing. If None, texts are padded instead.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ def explaining_interruption(args, step: Callable[[], int]) -> Iterator[None]:
 
     Args:
         args: the training arguments.
-        step: returns the current step.
+        step: a function that returns the current step.
 
     Raises:
         KeyboardInterrupt: the `with` block was interrupted.

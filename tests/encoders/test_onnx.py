@@ -109,7 +109,7 @@ def test_what_cannot_be_exported_says_why(encoder_of, tmp_path, monkeypatch):
         export_onnx(graph)
     with refused("to export an encoder from the Hub, set output_dir"):
         export_onnx("USER/NAME")
-    with refused("export: choose a format with --onnx"):
+    with refused("export: no format given; add --onnx"):
         run_command(["export", str(graph)])
     with refused("backend='tf': use torch or onnx"):
         load_encoder(graph, backend="tf")

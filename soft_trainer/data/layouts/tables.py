@@ -237,7 +237,7 @@ def _check_fields(path: Path) -> None:
                         name = header[place]
                         raise UserError(
                             f"{path}, line {line + 1}: column {name!r} contains a list, which a CSV file cannot hold; "
-                            "use JSON Lines, or one row for each positive and columns such as negative_1"
+                            "use JSON Lines, or one row per positive with its negatives in columns such as negative_1"
                         )
                 line = rows.line_num
     except csv.Error as error:
