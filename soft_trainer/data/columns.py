@@ -30,6 +30,7 @@ PAIRS = (
     *(("query", name) for name in POSITIVES),
     *(("anchor", name) for name in POSITIVES),
     ("question", "answer"),
+    *(("question", name) for name in POSITIVES),
     ("text", "function"),
 )
 CODES = ("code", "code_tokens")  # of CodeSearchNet

@@ -179,10 +179,11 @@ def _kernel_error(head_size: int, device: torch.device) -> str | None:
     tokens = torch.ones(8, 1, head_size, dtype=torch.float16, device=device, requires_grad=True)
     options = {"scale": 1.0, "window_size_left": None, "window_size_right": None}
     try:
-        outputs = torch.ops.aten._flash_attention_forward(
-            tokens, tokens, tokens, borders, borders, 5, 5, 0.1, False, False, **options
-        )
-        outputs[0].sum().backward()
+        with torch.enable_grad():
+            outputs = torch.ops.aten._flash_attention_forward(
+                tokens, tokens, tokens, borders, borders, 5, 5, 0.1, False, False, **options
+            )
+            outputs[0].sum().backward()
     except (RuntimeError, TypeError) as error:
         return f"torch's flash kernel does not run here: {str(error).splitlines()[0]}"
     return None
