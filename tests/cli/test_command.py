@@ -197,7 +197,7 @@ def test_a_run_writes_flat_numbers_and_its_record_and_its_folder_takes_no_other_
         ({"estimator": "none", "resume_from_checkpoint": "last"}, "estimator was bm25, is now none"),
     ):
         code, lines = script(**options | change)
-        assert code == 2 and lines[-1].startswith("error: output_dir=out: has ")
+        assert code == 2 and lines[-1].startswith("error: output_dir=out: contains ")
         assert says in lines[-1] and "set another output_dir" in lines[-1]
     assert read("run.json")["options"] == record["options"]
     assert script(**options, estimator="none", overwrite="true")[0] == 0
