@@ -193,7 +193,7 @@ def test_a_run_writes_flat_numbers_and_its_record_and_its_folder_takes_no_other_
         ({"estimator": "none"}, "estimator was bm25, is now none"),
         ({"from_scratch": "64x1"}, "from_scratch was 32x1, is now 64x1"),
         ({"seed": 7}, "seed was 42, is now 7"),
-        ({"do_predict": "true"}, "has the results of a training run"),
+        ({"do_predict": "true"}, "contains the results of a training run"),
         ({"estimator": "none", "resume_from_checkpoint": "last"}, "estimator was bm25, is now none"),
     ):
         code, lines = script(**options | change)

@@ -209,7 +209,7 @@ def test_an_evaluation_never_replaces_the_record_of_a_training(encoder_dir, data
     finished(folder, ANOTHER)
     file("ranks-test-untrained.parquet")(folder)
     words = ["evaluate", str(folder), "--output_dir", str(folder), "--overwrite", "true", "--use_cpu", "true"]
-    with refused("has the results of a training run; set another output_dir"):
+    with refused("contains the results of a training run; set another output_dir"):
         run_command([*words, "--data_dir", str(data_dir), "--language", "python"])
 
 
