@@ -196,7 +196,9 @@ class RunFolder:
             raise UserError(f"output_dir={self.path}: in use by another run; wait, or set another output_dir")
         if not self.trains:
             if record_of(self.path).get(DEPENDS_ON, {}).get("do_train"):
-                raise UserError(f"output_dir={self.path}: contains the results of a training run; set another output_dir")
+                raise UserError(
+                    f"output_dir={self.path}: contains the results of a training run; set another output_dir"
+                )
             if not self.overwrite and state_of(self.path, self.fingerprint).name != DONE:
                 check_free(self.path, RESULT_FILES)
             return
