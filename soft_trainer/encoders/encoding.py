@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -469,14 +469,14 @@ def _embed_batches(
 
 def moved(inputs: Mapping[str, object], device: torch.device) -> dict:
     """Returns model inputs whose tensors are on `device`. The host does not wait for the copies."""
-    found = {}
-    for name, value in inputs.items():
-        if isinstance(value, Tensor):
-            if device.type == "cuda":
-                value = value.pin_memory()
-            value = value.to(device, non_blocking=True)
-        found[name] = value
-    return found
+    if device.type == "cuda":
+        inputs = mapped_inputs(inputs, Tensor.pin_memory)
+    return mapped_inputs(inputs, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def mapped_inputs(inputs: Mapping[str, object], change: Callable[[Tensor], Tensor]) -> dict:
+    """Returns a copy of model inputs with `change` applied to every tensor."""
+    return {name: change(value) if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
 def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:

@@ -15,9 +15,10 @@ from soft_trainer import distributed
 from soft_trainer.criterion import Targets
 from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts, text_ids
+from soft_trainer.encoders.encoding import mapped_inputs
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.training.collator import PairCollator, Side, mapped_inputs
+from soft_trainer.training.collator import PairCollator, Side
 from soft_trainer.training.negatives import HardNegatives
 from soft_trainer.training.targets import TargetMaker
 

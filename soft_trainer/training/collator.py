@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from soft_trainer.data.tokens import SIDES
-from soft_trainer.encoders.encoding import pad, padded_width, token_count
+from soft_trainer.encoders.encoding import mapped_inputs, pad, padded_width, token_count
 from soft_trainer.encoders.packing import pack
 
 STEP = 8  # tokens; lengths are rounded up to a multiple, because finer chunks gain nothing
@@ -122,11 +122,6 @@ class Side:
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Side:
         """Returns a copy with `change` applied to every tensor, for example to move them to another device."""
         return Side([mapped_inputs(chunk, change) for chunk in self.chunks], change(self.order))
-
-
-def mapped_inputs(inputs: Mapping[str, object], change: Callable[[Tensor], Tensor]) -> dict:
-    """Returns a copy of model inputs with `change` applied to every tensor."""
-    return {name: change(value) if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
 class PairCollator:
