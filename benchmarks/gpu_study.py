@@ -15,9 +15,10 @@ epoch, warm-up, workers, and the rates that `tune` tries:
 - teacher: InfoNCE with a teacher, which is the encoder before training unless `--teacher` names a better one.
 
 `tune` measures every rate on valid, with seed 0. `run` trains each way once, with its best rate, and ranks the test
-queries in float32. Each training adds a line to `gpu_study.jsonl`, and trainings that have a line are skipped. A call
-starts no training that would end after `--minutes`. `table` compares the reciprocal ranks of all queries; "all" is
-the mean over all queries, and with several seeds, over these too.
+queries. Ranks are computed in float32. Each training adds a line with the rank of every query to `gpu_study.jsonl`,
+and trainings that have a line are skipped. A call starts no training that would end after `--minutes`. Calls with
+different `--arms` may share the card and the results; then their speeds compare with each other only. `table` compares
+the reciprocal ranks of all queries; "all" is the mean over all queries, and with several seeds, over these too.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ LANGUAGES = ("go", "java", "javascript", "php", "python", "ruby")
 ARMS = ("mnrl", "gist", "hard_batches", "teacher")
 BASE = "mnrl"
 UNTRAINED = "before training"
-RATES = (2e-5, 6e-5, 1.8e-4)
+RATES = (2e-5, 6e-5, 1.8e-4, 5.4e-4)
 MARGIN = 0.05  # relative, of GIST
 OF_RECIPE = ("train_sampling_strategy", "weighting")  # the options of the recipe that concern batches and weights
 TINY = {"rows": 24, "queries": 8, "codes": 40}  # of each folder
@@ -281,24 +282,38 @@ def made(study: Study, mode: str, arm: str, rate: float | None, seed: int) -> di
         figures["losses"] = [figures["losses"][0], figures["losses"][-1]] if figures["losses"] else []
         line |= figures | {"seconds": time.monotonic() - start}
     ranks = study.ranks(encoder, "valid" if mode == "tune" else "test")
-    line["mrr"] = mean_mrr(ranks)
-    if mode == "run":
-        line["ranks"] = ranks
-    return line
+    return line | {"mrr": mean_mrr(ranks), "ranks": ranks}
 
 
 # ---- The tables ----
 
 
+def tuning_tables(lines: list[dict]) -> list[tuple[str, list[str], list[list]]]:
+    """The MRR on valid by way and rate, and each way's difference from `mnrl`, both at their best rate so far."""
+    tuned = [line for line in lines if line["mode"] == "tune"]
+    if not tuned:
+        return []
+    by_arm = {arm: {line["rate"]: line for line in tuned if line["arm"] == arm} for arm in ARMS}
+    rates = [rate for rate in RATES if any(rate in found for found in by_arm.values())]
+    mrrs = [[arm, *(found[rate]["mrr"] if rate in found else None for rate in rates)] for arm, found in by_arm.items()]
+    tables = [("MRR on valid by learning rate, seed 0", ["way", *(f"{rate:g}" for rate in rates)], mrrs)]
+    best = {arm: max(found.values(), key=lambda line: line["mrr"]) for arm, found in by_arm.items() if found}
+    if BASE in best and all("ranks" in line for line in best.values()):
+        values = {
+            arm: {name: 1 / np.array([ranks]) for name, ranks in line["ranks"].items()} for arm, line in best.items()
+        }
+        names = list(best[BASE]["ranks"])
+        rows = [[arm, best[arm]["rate"], change(values[arm], values[BASE], names)] for arm in values if arm != BASE]
+        headers = ["way", "rate", f"MRR minus {BASE} at {best[BASE]['rate']:g} (95 % interval)"]
+        tables.append(("The best rates on valid, one seed", headers, rows))
+    return tables
+
+
 def report(arguments: argparse.Namespace) -> None:
     """Prints the rates that were tried, and the comparison of the runs."""
     lines = finished(Path(arguments.results))
-    tuned = [line for line in lines if line["mode"] == "tune"]
-    if tuned:
-        by_arm = {arm: {line["rate"]: line["mrr"] for line in tuned if line["arm"] == arm} for arm in ARMS}
-        rows = [[arm, *(mrrs.get(rate) for rate in RATES), best_rate(lines, arm)] for arm, mrrs in by_arm.items()]
-        headers = ["way", *(f"{rate:g}" for rate in RATES), "chosen"]
-        print(f"MRR on valid by learning rate\n\n{table(headers, rows, '.4g')}\n")
+    for title, headers, rows in tuning_tables(lines):
+        print(f"{title}\n\n{table(headers, rows, '.4f')}\n")
     runs = {
         arm: [line for line in lines if line["mode"] == "run" and line["arm"] == arm] for arm in (UNTRAINED, *ARMS)
     }

@@ -2,6 +2,7 @@
 
 python benchmarks/pictures.py search          # docs/pictures/search.svg: the output of a search
 python benchmarks/pictures.py curve FOLDER    # docs/pictures/curve.png: the MRR of `base` against the pairs seen
+python benchmarks/pictures.py gpu             # docs/pictures/gpu.png: time and memory of a step, from gpu_h100.json
 
 FOLDER is the output of `soft-trainer train --source_dir SYMPY --language python --model base --estimator none
 --seed 1 --eval_strategy steps --eval_steps 0.1`, where SYMPY is the folder of the installed sympy. `base` has not
@@ -18,6 +19,8 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import gpu_page
 
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.files import write_text
@@ -64,15 +67,41 @@ def curve(folder: Path) -> None:
     save_png(figure, FOLDER / "curve.png")
 
 
+def gpu() -> None:
+    """Draws milliseconds a step and peak memory by batch and way, as `gpu.py` measured them."""
+    rows = [row for row in gpu_page.steps(gpu_page.measured()) if row["precision"] == "bfloat16"]
+    figure = new_figure(8, 2.6)
+    time, memory = figure.subplots(1, 2, sharey=True)
+    names = []
+    colors = {"ours": COLORS[0], "ours padded": COLORS[5]}
+    for height, row in enumerate(reversed(rows)):
+        names.append(f"{row['way']}, batch {row['batch']}")
+        color = colors.get(row["way"], COLORS[1])
+        for axes, value in ((time, float(row["ms a step"].split()[0])), (memory, row["peak memory, GiB"])):
+            if value is not None:
+                axes.barh(height, value, color=color)
+                axes.text(value, height, f" {value:.0f}", va="center", fontsize=8)
+    time.set_yticks(range(len(names)), names, fontsize=8)
+    time.set_xlabel("ms a step")
+    memory.set_xlabel("peak memory, GiB")
+    for axes in (time, memory):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.12)
+    save_png(figure, FOLDER / "gpu.png")
+
+
 def main() -> None:
     """Draws one picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     pictures = parser.add_subparsers(dest="picture", required=True)
     pictures.add_parser("search")
+    pictures.add_parser("gpu")
     pictures.add_parser("curve").add_argument("folder", type=Path)
     arguments = parser.parse_args()
     if arguments.picture == "search":
         search()
+    elif arguments.picture == "gpu":
+        gpu()
     else:
         curve(arguments.folder)
 

@@ -1,0 +1,122 @@
+"""Writes the figures of `gpu.md`, from the JSON files of `gpu.py` and `gpu_study.py`: `python benchmarks/gpu_page.py`.
+
+The text between the two comments in `gpu.md` is replaced. README quotes `headline`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from soft_trainer.files import write_text
+from soft_trainer.terminal import table
+
+FOLDER = Path(__file__).parent
+PAGE = FOLDER / "gpu.md"
+STUDY = FOLDER / "gpu_study_h100.jsonl"
+BEGIN, END = "<!-- figures -->\n", "<!-- end of the figures -->\n"
+PEER = "sentence-transformers"
+WITHOUT_CUDNN = f"{PEER} without cuDNN"
+BATCHES = (64, 256)
+
+
+def measured() -> dict[str, dict]:
+    """Returns part -> its tables and values."""
+    return json.loads((FOLDER / "gpu_h100.json").read_text())["parts"]
+
+
+def rows_of(part: dict, number: int = 0) -> list[dict]:
+    """Returns the rows of one of a part's tables, as column -> value."""
+    found = part["tables"][number]
+    return [dict(zip(found["headers"], row, strict=True)) for row in found["rows"]]
+
+
+def steps(parts: dict[str, dict]) -> list[dict]:
+    """Returns a row for each batch and way of training: milliseconds a step, ratio to ours, peak memory in GiB."""
+    memory = {(row["batch"], row["way"]): row["peak, GiB"] for row in rows_of(parts["memory"])}
+    found = []
+    for row in rows_of(parts["step"]):
+        half = row["precision"] == "bfloat16"
+        peak = memory.get((row["batch"], row["way"])) if half else None
+        found.append(row | {"peak memory, GiB": peak})
+    return found
+
+
+def headline(parts: dict[str, dict]) -> dict[str, float]:
+    """Returns the figures that README quotes."""
+    figures = {}
+    memory = parts["memory"]["values"]["GiB"]
+    for row in steps(parts):
+        if row["ours is faster"]:
+            figures[f"step, {row['way']}, {row['precision']}, {row['batch']}"] = float(
+                row["ours is faster"].split()[0]
+            )
+    for batch in BATCHES:
+        figures[f"memory, {batch}"] = memory[f"ours {batch}"] / memory[f"{PEER} {batch}"]
+    loops = parts["loops"]["values"]["examples/s"]
+    for workers in (0, 4):
+        figures[f"loop, {workers}"] = loops[f"InfoNCE, {workers} workers"] / loops[f"{PEER}, {workers} workers"]
+    return figures
+
+
+def page() -> str:
+    """Returns the text between the two comments."""
+    from gpu_study import finished, tuning_tables  # slow to import
+
+    parts = measured()
+    machine = parts["machine"]["tables"][0]["rows"]
+    packed = rows_of(parts["packed"])
+    dropout = rows_of(parts["packed"], 1)[1]
+    waits = {row["way"]: row["waits"] for row in rows_of(parts["waits"]) if row["way"]}
+    without = [way for way, number in waits.items() if number == 0]
+    resumed = max(row["largest difference of a weight"] or 0 for row in rows_of(parts["resume"]))
+    lines = finished(STUDY)
+    study = [f"{title}:\n\n{table(headers, rows, '.4f')}\n" for title, headers, rows in tuning_tables(lines)]
+    columns = ["batch", "way", "precision", "ms a step", "ours is faster", "peak memory, GiB"]
+    loops = ["way", "workers", "examples/s", "s before the first step", "GiB"]
+    tested = [[line["arm"], line["rate"], line["mrr"]] for line in lines if line["mode"] == "run"]
+    return f"""\
+{machine[0][1]}. {machine[8][1]}.
+
+A step, medians and ranges of seven repetitions. *Ours is faster* is paired: both ways get the same batch.
+
+{table(columns, [[row[name] for name in columns] for row in steps(parts)], ".1f", ["ms a step"])}
+
+{parts["step"]["notes"][1]}
+
+{parts["loops"]["tables"][0]["title"]}:
+
+{table(loops, [[row[name] for name in loops] for row in rows_of(parts["loops"])], ".1f")}
+
+Waits of the host for the GPU in a step: {waits[PEER]} with {PEER}, none in ours ({"; ".join(without)}).
+
+One batch of 64 pairs without dropout, relative differences from float32:
+
+{table(list(packed[0]), [list(row.values()) for row in packed], ".4f")}
+
+With a dropout of {dropout["dropout"]}, {dropout["probabilities that are 0"]:.4f} of the attention probabilities are 0,
+because torch's kernel rounds the rate to a multiple of 1/256. No token attends to another text.
+
+Gradient caching:
+
+{table(["batch", "passes", "s a step", "peak, GiB"], parts["cache"]["tables"][0]["rows"], ".2f")}
+
+After a run with `full_determinism` is interrupted and resumed, the largest difference of a weight is {resumed:g}.
+
+{"".join(study)}
+MRR on test, one seed:
+
+{table(["way", "rate", "MRR"], tested, ".4g")}
+"""
+
+
+def main() -> None:
+    """Replaces the figures of the page."""
+    text = PAGE.read_text()
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    write_text(PAGE, before + BEGIN + page() + END + after)
+
+
+if __name__ == "__main__":
+    main()
