@@ -44,6 +44,7 @@ from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.packing import first_position
 from soft_trainer.encoders.passes import running, why_padded
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.static import exclude_unknown_token
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
@@ -231,6 +232,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def _use_plan(self) -> None:
         """Makes the collator that the plan needs, and checks the plan against the rows and the encoder."""
+        exclude_unknown_token(self.model, self.processing_class)
         prompts = self.prompt_lengths
         if self._collates:
             self.data_collator = self._make_collator(prompts)
@@ -378,6 +380,13 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self._guard is not None:
             self._guard.watch(self.state.global_step + 1, loss, inputs.rows)
         return loss
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        """Returns the norm of a step's gradient, and checks that it is finite. With fp16, `OverflowCounter` does."""
+        grad_norm = super()._get_grad_norm(model, grad_norm)
+        if self._guard is not None and self.accelerator.mixed_precision != "fp16":
+            self._guard.watch_gradient(self.state.global_step + 1, grad_norm)
+        return grad_norm
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
         """Moves a batch to this process's device, and computes its weights there."""
@@ -724,7 +733,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         super()._save_checkpoint(model, trial)
 
     def check_finite(self) -> None:
-        """Raises NotFiniteError if the loss became NaN or infinite."""
+        """Raises NotFiniteError if the loss or the gradient became NaN or infinite."""
         if self._guard is not None:
             self._guard.check()
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # slow to import, and not needed for token ids
 
 GPU_STEP = 64  # tokens
 GPU_TOKENS = 512  # tokens in a text; a batch of texts without a maximum length is sized for this many
+UNKNOWN_TOKEN = "_unknown_token_id"  # this attribute of a static encoder's model is a token that pooling skips
 # Models without causal or local attention, which would need more than the mask of the padding.
 BROADCAST_MASKS = ("roberta", "bert", "xlm-roberta", "camembert", "electra", "albert", "distilbert")
 
@@ -223,6 +224,9 @@ def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tenso
     inputs = dict(inputs)
     padding_mask = inputs["attention_mask"]
     pooling_mask = inputs.pop("pooling_mask", padding_mask)
+    unknown = getattr(plain, UNKNOWN_TOKEN, None)
+    if unknown is not None and profile.pooling == "mean":
+        pooling_mask = pooling_mask * (inputs["input_ids"] != unknown)
     if profile.pooling == "mean" and model.training and getattr(plain, "takes_means", False):
         means = model(mean_over=pooling_mask, **inputs)
         return pool(profile.replace(pooling="pooler"), means, pooling_mask)

@@ -23,7 +23,7 @@ from soft_trainer.encoders.hub_files import reading
 from soft_trainer.encoders.onnx import open_exported
 from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, profile_of, resolve_profile
-from soft_trainer.encoders.static import StaticModel, is_static
+from soft_trainer.encoders.static import StaticModel, exclude_unknown_token, is_static
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
 
@@ -74,6 +74,7 @@ def load_encoder(
     if has_adapter(model):
         merge_adapter(model)
     check_model(model, profile)
+    exclude_unknown_token(model, tokenizer)
     if truncate_dim is None:
         truncate_dim = saved_truncate_dim(name_or_path, revision)
     if truncate_dim is not None:

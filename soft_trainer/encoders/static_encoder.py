@@ -71,9 +71,14 @@ class StaticEncoder:
         self._added = re.compile("|".join(map(re.escape, added)) or "$^", re.IGNORECASE)
         try:
             with safe_open(folder / WEIGHTS, framework="numpy") as file:
-                self._vectors = file.get_tensor(VECTORS)
+                vectors = file.get_tensor(VECTORS)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
+        # Zeros in the sums exclude unknown tokens. An encoder saved by an earlier release has another vector here.
+        unknown = self._tokenizer.token_to_id(getattr(self._tokenizer.model, "unk_token", None) or "")
+        if unknown is not None:
+            vectors[unknown] = 0
+        self._vectors = vectors
         self._ids: dict[str, list[int]] = {}  # the token ids of words
         self._splits_words = self._splits()
         check_dimensions(truncate_dim, self._vectors.shape[1])
