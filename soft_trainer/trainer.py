@@ -39,7 +39,16 @@ from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, placed, prompt_length, score
+from soft_trainer.encoders.encoding import (
+    Encoder,
+    comparable,
+    dimensions,
+    embed_sharded,
+    encode,
+    placed,
+    prompt_length,
+    score,
+)
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.packing import first_position
 from soft_trainer.encoders.passes import running, why_padded
@@ -305,7 +314,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def evaluated_dims(self) -> tuple[int, ...]:
         """The Matryoshka dimensions to evaluate in addition to the full embedding."""
         dims = self.plan.dims or self.encoder.matryoshka_dims
-        return tuple(dim for dim in dims if dim < self.model.config.hidden_size)
+        return tuple(dim for dim in dims if dim < dimensions(self.model, self.encoder))
 
     @property
     def precision(self) -> str:

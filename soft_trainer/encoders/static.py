@@ -152,7 +152,7 @@ def distilled(
     # scikit-learn is slow to import.
     from sklearn.decomposition import PCA
 
-    available = encoder.model.config.hidden_size
+    available = encoder.dimensions
     if not 1 <= dimensions <= available:
         raise UserError(f"dimensions={dimensions}: must be from 1 to {available}, the encoder's dimensions")
     least = len(SPECIAL) + len(CHARACTERS)

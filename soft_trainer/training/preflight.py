@@ -12,7 +12,7 @@ from transformers.trainer_utils import number_of_arguments
 from soft_trainer.choices import FIND_NEIGHBOURS
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
-from soft_trainer.encoders.encoding import check_dims
+from soft_trainer.encoders.encoding import check_dims, dimensions
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model, given_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -92,7 +92,7 @@ def check_encoder(plan: Plan, model: PreTrainedModel, profile: EncoderProfile) -
         UserError: a check fails.
     """
     check_model(model, profile)
-    check_dims(plan.dims, model.config.hidden_size)
+    check_dims(plan.dims, dimensions(model, profile))
 
 
 def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
