@@ -106,7 +106,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         codebase: the corpus to rank for the queries, as rows with a `url` and a function, or as a dict with the keys
             of `eval_dataset`. By default, the functions of `eval_dataset`.
         processing_class: the tokenizer. By default, the tokenizer of a model that is passed by name.
-        encoder: pooling, score, prompts and maximum lengths. By default, they are inferred from the model.
+        encoder: pooling, score, prompts and maximum lengths. By default, they are inferred from the model. A dict
+            changes only some of the inferred settings, such as `{"query_length": 64, "score_scale": 20.0}`.
         data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`. A
             custom collator works only with a single process.
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
@@ -129,7 +130,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         codebase: Dataset | dict[str, Dataset] | None = None,
         processing_class=None,
-        encoder: EncoderProfile | None = None,
+        encoder: EncoderProfile | Mapping[str, object] | None = None,
         data_collator=None,
         callbacks=None,
         query_column: str | None = None,
@@ -253,10 +254,10 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.plan = dataclasses.replace(self.plan, options=options)
         if self.compute_metrics is None:
             preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset)
-        preflight.check_encoder(self.plan, self.model, self.encoder)
+        preflight.check_encoder(self.plan, self.model, self.processing_class, self.encoder)
         if self.train_split is not None:
             preflight.check_rows_of(self.plan, self.args, self.estimator, self.train_split)
-            preflight.check_adapter(self.model, self.args)
+            preflight.check_adapter(self.model, self.args, self.encoder)
 
     def _make_collator(self, prompts: dict[str, int]) -> PairCollator:
         """Returns the collator for this encoder and device: packed, padded to few lengths, or in chunks on a CPU."""

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -392,23 +392,30 @@ def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def given_encoder(
-    model, tokenizer: PreTrainedTokenizerBase | None = None, profile: EncoderProfile | None = None
+    model,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    profile: EncoderProfile | Mapping[str, object] | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, EncoderProfile]:
     """Returns the encoder, tokenizer and profile for a model of any supported type, such as a `SentenceTransformer`.
 
     Args:
         model: a `PreTrainedModel`, a `PeftModel`, a `SentenceTransformer`, an `Encoder`, a folder, or a Hub name.
-        tokenizer, profile: the user's tokenizer and profile. By default, the model's.
+        tokenizer, profile: the user's tokenizer and profile. By default, the model's. A mapping changes settings of
+            the model's profile, such as `query_length`.
 
     Raises:
         UserError: the model has an unsupported type, cannot be loaded, or has modules that a profile cannot express.
     """
+    changes = {}
+    if isinstance(profile, Mapping):
+        changes = profile
+        profile = None
     if isinstance(model, str | Path):
-        profile = profile or resolve_profile(model)
+        profile = (profile or resolve_profile(model)).changed(changes)
         tokenizer = tokenizer or load_tokenizer(model, profile)
         return load_model(model, profile), tokenizer, profile
     if isinstance(model, Encoder):
-        return model.model, tokenizer or model.tokenizer, profile or model.profile
+        return model.model, tokenizer or model.tokenizer, (profile or model.profile).changed(changes)
     if hasattr(model, "modules") and hasattr(model, "encode_query"):  # without importing sentence-transformers
         given = tokenizer
         tokenizer = tokenizer or model.tokenizer
@@ -426,4 +433,4 @@ def given_encoder(
             f"{type(model).__name__}"
         )
     model = plain_encoder(model)
-    return model, tokenizer, profile or profile_of(model)
+    return model, tokenizer, (profile or profile_of(model)).changed(changes)

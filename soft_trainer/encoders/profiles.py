@@ -20,6 +20,7 @@ from soft_trainer.encoders.sentence_transformers_fields import (
 from soft_trainer.encoders.static_encoder import NO_LENGTH
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, read_json, write_json
+from soft_trainer.terminal import nearest
 
 logger = logging.getLogger(__name__)
 POOLINGS = ("mean", "cls", "last_token", "pooler")
@@ -137,17 +138,45 @@ class EncoderProfile:
         Raises:
             UserError: a value is invalid. The message starts with the path.
         """
-        values = read_json(path)
-        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
-        known = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key in kinds}
-        for key, value in known.items():
-            kind = kinds[key]
-            if type(value) is not kind and (kind, type(value)) != (float, int):
-                raise UserError(f"{path}: {key}={value!r}: must be of type {kind.__name__}")
+        names = {field.name for field in dataclasses.fields(cls)}
+        known = {name: value for name, value in read_json(path).items() if name in names}
         try:
-            return cls(**known)
+            return cls(**_typed(known))
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
+
+    def changed(self, changes: Mapping[str, object]) -> EncoderProfile:
+        """Returns a copy with changes by a user: fields of the profile, `query_prompt` and `code_prompt`.
+
+        Raises:
+            UserError: a name is unknown, or a value is invalid.
+        """
+        fields = dict(changes)
+        prompts = [fields.pop(f"{side}_prompt", None) for side in ("query", "code")]
+        names = [field.name for field in dataclasses.fields(self)]
+        for name in fields:
+            if name not in names:
+                near = nearest(name, names) or "; use fields of EncoderProfile, query_prompt or code_prompt"
+                raise UserError(f"encoder: no setting {name!r}{near}")
+        return self.replace(**_typed(fields)).with_prompts(*prompts)
+
+
+def _typed(values: Mapping[str, object]) -> dict[str, object]:
+    """Checks the types of a profile's values. Lists become tuples.
+
+    Raises:
+        UserError: a value has the wrong type.
+    """
+    kinds = {field.name: type(field.default) for field in dataclasses.fields(EncoderProfile)}
+    typed = {}
+    for name, value in values.items():
+        if isinstance(value, list):
+            value = tuple(value)
+        kind = kinds[name]
+        if type(value) is not kind and (kind, type(value)) != (float, int):
+            raise UserError(f"{name}={value!r}: must be of type {kind.__name__}")
+        typed[name] = value
+    return typed
 
 
 COSINE_SCALE = 20.0
