@@ -16,9 +16,10 @@ from transformers import PreTrainedModel
 
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
+from soft_trainer.encoders.comparing import MISSING_WEIGHTS
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.hub_files import public_name, published_name, saved_adapter
-from soft_trainer.encoders.loading import MISSING_WEIGHTS, load_config, load_model, load_tokenizer
+from soft_trainer.encoders.loading import load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.files import (

@@ -39,11 +39,21 @@ from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, placed, prompt_length, score
+from soft_trainer.encoders.encoding import (
+    Encoder,
+    comparable,
+    dimensions,
+    embed_sharded,
+    encode,
+    placed,
+    prompt_length,
+    score,
+)
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.packing import first_position
 from soft_trainer.encoders.passes import running, why_padded
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.static import exclude_unknown_token
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
@@ -96,7 +106,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         codebase: the corpus to rank for the queries, as rows with a `url` and a function, or as a dict with the keys
             of `eval_dataset`. By default, the functions of `eval_dataset`.
         processing_class: the tokenizer. By default, the tokenizer of a model that is passed by name.
-        encoder: pooling, score, prompts and maximum lengths. By default, they are inferred from the model.
+        encoder: pooling, score, prompts and maximum lengths. By default, they are inferred from the model. A dict
+            changes only some of the inferred settings, such as `{"query_length": 64, "score_scale": 20.0}`.
         data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`. A
             custom collator works only with a single process.
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
@@ -119,7 +130,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         codebase: Dataset | dict[str, Dataset] | None = None,
         processing_class=None,
-        encoder: EncoderProfile | None = None,
+        encoder: EncoderProfile | Mapping[str, object] | None = None,
         data_collator=None,
         callbacks=None,
         query_column: str | None = None,
@@ -231,6 +242,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def _use_plan(self) -> None:
         """Makes the collator that the plan needs, and checks the plan against the rows and the encoder."""
+        exclude_unknown_token(self.model, self.processing_class)
         prompts = self.prompt_lengths
         if self._collates:
             self.data_collator = self._make_collator(prompts)
@@ -242,10 +254,10 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.plan = dataclasses.replace(self.plan, options=options)
         if self.compute_metrics is None:
             preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset)
-        preflight.check_encoder(self.plan, self.model, self.encoder)
+        preflight.check_encoder(self.plan, self.model, self.processing_class, self.encoder)
         if self.train_split is not None:
             preflight.check_rows_of(self.plan, self.args, self.estimator, self.train_split)
-            preflight.check_adapter(self.model, self.args)
+            preflight.check_adapter(self.model, self.args, self.encoder)
 
     def _make_collator(self, prompts: dict[str, int]) -> PairCollator:
         """Returns the collator for this encoder and device: packed, padded to few lengths, or in chunks on a CPU."""
@@ -303,7 +315,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def evaluated_dims(self) -> tuple[int, ...]:
         """The Matryoshka dimensions to evaluate in addition to the full embedding."""
         dims = self.plan.dims or self.encoder.matryoshka_dims
-        return tuple(dim for dim in dims if dim < self.model.config.hidden_size)
+        return tuple(dim for dim in dims if dim < dimensions(self.model, self.encoder))
 
     @property
     def precision(self) -> str:
@@ -378,6 +390,13 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self._guard is not None:
             self._guard.watch(self.state.global_step + 1, loss, inputs.rows)
         return loss
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        """Returns the norm of a step's gradient, and checks that it is finite. With fp16, `OverflowCounter` does."""
+        grad_norm = super()._get_grad_norm(model, grad_norm)
+        if self._guard is not None and self.accelerator.mixed_precision != "fp16":
+            self._guard.watch_gradient(self.state.global_step + 1, grad_norm)
+        return grad_norm
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
         """Moves a batch to this process's device, and computes its weights there."""
@@ -724,7 +743,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         super()._save_checkpoint(model, trial)
 
     def check_finite(self) -> None:
-        """Raises NotFiniteError if the loss became NaN or infinite."""
+        """Raises NotFiniteError if the loss or the gradient became NaN or infinite."""
         if self._guard is not None:
             self._guard.check()
 

@@ -171,6 +171,25 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_its_rows(trainer_of):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_gradient_that_is_not_finite_stops_the_run_and_names_its_rows(trainer_of, accumulated):
+    trainer = trainer_of(
+        max_steps=6,
+        save_strategy="steps",
+        save_steps=1,
+        gradient_accumulation_steps=accumulated,
+    )
+
+    def overflow(gradient):
+        return gradient * (torch.inf if trainer.state.global_step == 2 else 1)
+
+    trainer.model.embeddings.word_embeddings.weight.register_hook(overflow)
+    with pytest.raises(NotFiniteError, match=r"gradient of step 3 has the norm (nan|inf), so training") as error:
+        trainer.train()
+    assert str(error.value).count("https://example.org/module_") == 8 * accumulated
+    assert newest_complete(trainer.args.output_dir).endswith("checkpoint-2")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

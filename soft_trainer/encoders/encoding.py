@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # slow to import, and not needed for token ids
 
 GPU_STEP = 64  # tokens
 GPU_TOKENS = 512  # tokens in a text; a batch of texts without a maximum length is sized for this many
+UNKNOWN_TOKEN = "_unknown_token_id"  # this attribute of a static encoder's model is a token that pooling skips
 # Models without causal or local attention, which would need more than the mask of the padding.
 BROADCAST_MASKS = ("roberta", "bert", "xlm-roberta", "camembert", "electra", "albert", "distilbert")
 
@@ -211,6 +212,14 @@ def placed(model: PreTrainedModel, device: torch.device) -> Iterator[None]:
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
     """Embeds a batch made by `pad` or `pack`. Returns Tensor[B, d] in float32 or higher."""
+    embeddings = _encode(model, profile, inputs)
+    if profile.truncate_dim:
+        return embeddings[:, : profile.truncate_dim]
+    return embeddings
+
+
+def _encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Embeds a batch with all dimensions; see `encode`."""
     plain = getattr(model, "module", model)  # DDP and DeepSpeed wrap the encoder
     if "borders" in inputs:
         return encode_packed(model, plain, profile, inputs)
@@ -223,6 +232,9 @@ def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tenso
     inputs = dict(inputs)
     padding_mask = inputs["attention_mask"]
     pooling_mask = inputs.pop("pooling_mask", padding_mask)
+    unknown = getattr(plain, UNKNOWN_TOKEN, None)
+    if unknown is not None and profile.pooling == "mean":
+        pooling_mask = pooling_mask * (inputs["input_ids"] != unknown)
     if profile.pooling == "mean" and model.training and getattr(plain, "takes_means", False):
         means = model(mean_over=pooling_mask, **inputs)
         return pool(profile.replace(pooling="pooler"), means, pooling_mask)
@@ -264,6 +276,11 @@ def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
             f"matryoshka_dims={value}: expected distinct, comma-separated whole numbers above 0, such as 768,256,64"
         )
     return tuple(sorted(dims, reverse=True))
+
+
+def dimensions(model: PreTrainedModel, profile: EncoderProfile) -> int:
+    """Returns the number of dimensions of an embedding."""
+    return profile.truncate_dim or model.config.hidden_size
 
 
 def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_dims") -> None:
@@ -352,7 +369,7 @@ class Encoder:
     @property
     def dimensions(self) -> int:
         """The number of dimensions of an embedding."""
-        return self.truncate_dim or self.model.config.hidden_size
+        return self.truncate_dim or dimensions(self.model, self.profile)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -447,7 +464,7 @@ def _embed_batches(
     device = model.device
     number = sum(map(len, batches))
     dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
-    embeddings = torch.empty(number, model.config.hidden_size, device=device, dtype=dtype)
+    embeddings = torch.empty(number, dimensions(model, profile), device=device, dtype=dtype)
     was_training = model.training
     model.eval()
     done = 0

@@ -14,6 +14,7 @@ from soft_trainer.encoders.adapters import check_apart_from_base, has_adapter, m
 from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import is_static, saved_config, saved_tensors
+from soft_trainer.encoders.static_encoder import NO_LENGTH
 from soft_trainer.files import MERGED_ADAPTER, ONNX_FILES, WEIGHT_FILES, reporting_disk_errors, write_json
 
 
@@ -83,7 +84,12 @@ def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, m
     if tokenizer.is_fast:  # otherwise, the file would keep the truncation of the tokenizer's last call
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
+    saved_length = tokenizer.model_max_length
+    longest = max(profile.query_length, profile.code_length)
+    if longest < NO_LENGTH:
+        tokenizer.model_max_length = longest
     tokenizer.save_pretrained(aside)
+    tokenizer.model_max_length = saved_length
     for file, content in sentence_transformers_files(model, profile).items():
         (aside / file).parent.mkdir(exist_ok=True)
         write_json(aside / file, content)
@@ -94,10 +100,11 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
     """Returns the additional files that `SentenceTransformer` reads, as JSON values keyed by file name.
 
     `encode_query` truncates to `query_length`, `encode_document` to `code_length`, and plain `encode` to the longer of
-    the two. A profile that pools with the model's pooler has no pooling module.
+    the two, which is also the tokenizer's `model_max_length`. A profile that pools with the model's pooler has no
+    pooling module.
     """
     longest = max(profile.query_length, profile.code_length)
-    transformer = {"max_seq_length": longest, "do_lower_case": False}
+    transformer = {"max_seq_length": longest, "do_lower_case": profile.lower_case}
     if profile.query_length != profile.code_length:
         transformer |= {"query_length": profile.query_length, "document_length": profile.code_length}
     if options := pooling_layer(type(model), profile):
@@ -119,13 +126,17 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
         }
     if profile.normalize:
         modules.append(("Normalize", f"{len(modules)}_Normalize"))
+    truncation = {}
+    if profile.truncate_dim:
+        truncation = {"truncate_dim": profile.truncate_dim}
     return files | {
         "sentence_bert_config.json": transformer,
         "config_sentence_transformers.json": {
             "prompts": {"query": profile.query_prefix, "document": profile.code_prefix},
             "default_prompt_name": None,
             "similarity_fn_name": profile.score_function,
-        },
+        }
+        | truncation,
         "modules.json": [
             {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for index, (kind, path) in enumerate(modules)

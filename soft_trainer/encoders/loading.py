@@ -6,28 +6,29 @@ import contextlib
 import inspect
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 import transformers
 from huggingface_hub import snapshot_download
+from tokenizers import normalizers
 from transformers import AutoModelForTextEncoding, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
+from soft_trainer import distributed
 from soft_trainer.encoders import hub_files, profiles
 from soft_trainer.encoders.adapters import has_adapter, import_peft, load_adapter, merge_adapter, plain_encoder
+from soft_trainer.encoders.comparing import MISSING_WEIGHTS, compare_encoders, compare_with_folder, is_comparable
 from soft_trainer.encoders.encoding import Encoder, check_dims
 from soft_trainer.encoders.hub_files import reading
 from soft_trainer.encoders.onnx import open_exported
 from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, profile_of, resolve_profile
-from soft_trainer.encoders.static import StaticModel, is_static
+from soft_trainer.encoders.static import StaticModel, exclude_unknown_token, is_static
+from soft_trainer.encoders.static_encoder import is_static_folder
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json
-
-MISSING_WEIGHTS = "_missing_weights"  # this attribute of a loaded model lists the weights that its files lack
 
 
 def load_encoder(
@@ -37,6 +38,7 @@ def load_encoder(
     trust_remote_code: bool = False,
     truncate_dim: int | None = None,
     backend: str = "torch",
+    compare: bool = True,
 ) -> Encoder:
     """Loads an encoder from a folder or the Hub, ready to encode queries and functions.
 
@@ -49,13 +51,14 @@ def load_encoder(
         trust_remote_code: whether to run code that comes with the model. Read this code first.
         truncate_dim: the number of leading dimensions to keep, for an encoder that was trained for this. By default,
             the number in the sentence-transformers files, or all dimensions.
-        backend: "torch", or "onnx" for a folder that `soft-trainer export` wrote to. An ONNX encoder has the methods
-            `encode_queries`, `encode_codes` and `score`.
+        backend: "torch", or for a folder that `soft-trainer export` wrote to, "onnx" or "int8" (ONNX with weights of
+            8-bit integers). An ONNX encoder has the methods `encode_queries`, `encode_codes` and `score`.
+        compare: whether to check that sentence-transformers gives the same embeddings; see `load_model`.
 
     Raises:
         UserError: the folder or repository does not exist, has no tokenizer or no safetensors weights, pools in a way
-            that a profile cannot express, needs `trust_remote_code`, has a profile whose lengths exceed the model's
-            positions, or is an adapter whose base is missing.
+            that a profile cannot express, has other embeddings in sentence-transformers, needs `trust_remote_code`,
+            has a profile whose lengths exceed the model's positions, or is an adapter whose base is missing.
 
     Example:
         >>> encoder = load_encoder("USER/NAME")
@@ -63,31 +66,28 @@ def load_encoder(
         >>> codes = encoder.encode_codes(["def lines(path): return open(path).readlines()"])
         >>> encoder.score(queries, codes)  # Tensor[1, 1]
     """
-    if backend not in ("torch", "onnx"):
-        raise UserError(f"backend={backend!r}: use torch or onnx")
-    if backend == "onnx":
-        return open_exported(Path(name_or_path), truncate_dim)
+    if backend not in ("torch", "onnx", "int8"):
+        raise UserError(f"backend={backend!r}: use torch, onnx or int8")
+    if backend != "torch":
+        folder = Path(located(name_or_path))
+        if is_static_folder(folder):
+            raise UserError(
+                f"backend={backend!r}: {name_or_path} is a static encoder, which needs no export; drop backend"
+            )
+        return open_exported(folder, truncate_dim, int8=backend == "int8")
     name_or_path = _own_snapshot(name_or_path, revision, trust_remote_code) or name_or_path
     profile = profiles.resolve_profile(name_or_path, revision=revision)
     tokenizer = load_tokenizer(name_or_path, profile, revision, trust_remote_code)
-    model = load_model(name_or_path, profile, revision, trust_remote_code)
+    model = load_model(name_or_path, profile, revision, trust_remote_code, compare=compare)
     if has_adapter(model):
         merge_adapter(model)
     check_model(model, profile)
-    if truncate_dim is None:
-        truncate_dim = saved_truncate_dim(name_or_path, revision)
+    exclude_unknown_token(model, tokenizer)
     if truncate_dim is not None:
         check_dims([truncate_dim], model.config.hidden_size, "truncate_dim")
+        profile = profile.replace(truncate_dim=0)
     device = device or torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return Encoder(model.to(device).eval(), tokenizer, profile, truncate_dim)
-
-
-def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
-    """Returns `truncate_dim` from an encoder's sentence-transformers files, or None if it is not set."""
-    path = hub_files.repository_file(name_or_path, profiles.SETTINGS_FILE, revision, expected=False)
-    if path:
-        return read_json(path).get("truncate_dim")
-    return None
 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:
@@ -112,25 +112,54 @@ def load_model(
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
     dtype: str | None = None,
+    compare: bool = True,
 ) -> PreTrainedModel:
     """Loads an encoder's weights from safetensors. A pooler is loaded only if `profile` uses the pooler.
 
     An adapter is loaded into its base, ready for more training.
 
+    If the encoder's profile is inferred from its sentence-transformers files, four texts are embedded with
+    sentence-transformers too, on the CPU, because these files may contain settings that a profile does not know. This
+    takes a few seconds.
+
     Args:
         trust_remote_code: whether to run code that comes with the model. Read this code first.
         attn_implementation: "eager", "sdpa", "flash_attention_2" and so on. By default, `transformers` chooses.
         dtype: "float32", "bfloat16" or "float16". By default, float32, or higher if the saved weights are.
+        compare: whether to compare the embeddings.
 
     Raises:
         UserError: the folder or repository does not exist, has no safetensors weights or needs `trust_remote_code`,
-            the profile's lengths exceed the model's positions, or an adapter's base is missing.
+            the profile's lengths exceed the model's positions, an adapter's base is missing, or sentence-transformers
+            gives other embeddings.
     """
+    source = (revision, trust_remote_code)
+    model = _load_model(name_or_path, profile, *source, attn_implementation, dtype)
+    if not compare or distributed.rank_and_world_size()[0] > 0 or not is_comparable(model, name_or_path, revision):
+        return model
+    inferred = resolve_profile(name_or_path, revision=revision)
+    compared = model
+    if dtype in ("bfloat16", "float16"):
+        compared = _load_model(name_or_path, inferred, *source)
+    tokenizer = load_tokenizer(name_or_path, inferred, *source)
+    compare_with_folder(Encoder(compared, tokenizer, inferred), name_or_path, *source)
+    return model
+
+
+def _load_model(
+    name_or_path: str | Path,
+    profile: EncoderProfile,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    attn_implementation: str | None = None,
+    dtype: str | None = None,
+) -> PreTrainedModel:
+    """Loads an encoder's weights; see `load_model`."""
     if adapter := hub_files.saved_adapter(name_or_path, revision):
         import_peft()
         base, base_revision = adapter
         with hub_files.reading_base(name_or_path):
-            model = load_model(base, profile, base_revision, trust_remote_code, attn_implementation, dtype)
+            model = _load_model(base, profile, base_revision, trust_remote_code, attn_implementation, dtype)
         load_adapter(model, name_or_path, revision)
         return model
     folder = located(name_or_path)
@@ -231,6 +260,8 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     config = model.config
     kind = type(model)
     check_lengths(config.to_dict(), profile)
+    if profile.truncate_dim:
+        check_dims([profile.truncate_dim], config.hidden_size, "truncate_dim")
     if kind is MODEL_MAPPING.get(type(config), None) and _auto_class(config) is AutoModelForTextEncoding:
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)].__name__
         raise UserError(f"model: {kind.__name__} also has a decoder; pass {encoder} instead")
@@ -303,6 +334,8 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
                 f"{tokenizer.name_or_path or 'this tokenizer'}; choose a profile that fits the encoder"
             )
     add_padding_token(tokenizer)
+    if profile.lower_case:
+        convert_to_lower_case(tokenizer)
     # With padding on the left, absolute positions would include it. Every library reads this from the saved tokenizer.
     tokenizer.padding_side = "right"
     for side in ("query", "code"):
@@ -318,6 +351,26 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
                 f"{side}_prompt: {tokens} tokens, including special tokens, leave no room for a {side} in "
                 f"{side}_length={length}; shorten the prompt or increase {side}_length"
             )
+
+
+def convert_to_lower_case(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Makes a tokenizer convert texts to lower case first, as sentence-transformers does for `do_lower_case`.
+
+    The files of the saved tokenizer then do so in every library.
+
+    Raises:
+        UserError: the tokenizer has no tokenizer.json.
+    """
+    if not tokenizer.is_fast:
+        raise UserError(f"{tokenizer.name_or_path}: do_lower_case needs a tokenizer with a tokenizer.json")
+    backend = tokenizer.backend_tokenizer
+    following = []
+    if isinstance(backend.normalizer, normalizers.Sequence):
+        following = list(backend.normalizer)
+    elif backend.normalizer is not None:
+        following = [backend.normalizer]
+    if not any(isinstance(each, normalizers.Lowercase) for each in following):
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *following])
 
 
 def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -339,29 +392,40 @@ def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def given_encoder(
-    model, tokenizer: PreTrainedTokenizerBase | None = None, profile: EncoderProfile | None = None
+    model,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    profile: EncoderProfile | Mapping[str, object] | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, EncoderProfile]:
     """Returns the encoder, tokenizer and profile for a model of any supported type, such as a `SentenceTransformer`.
 
     Args:
         model: a `PreTrainedModel`, a `PeftModel`, a `SentenceTransformer`, an `Encoder`, a folder, or a Hub name.
-        tokenizer, profile: the user's tokenizer and profile. By default, the model's.
+        tokenizer, profile: the user's tokenizer and profile. By default, the model's. A mapping changes settings of
+            the model's profile, such as `query_length`.
 
     Raises:
         UserError: the model has an unsupported type, cannot be loaded, or has modules that a profile cannot express.
     """
+    changes = {}
+    if isinstance(profile, Mapping):
+        changes = profile
+        profile = None
     if isinstance(model, str | Path):
-        profile = profile or resolve_profile(model)
+        profile = (profile or resolve_profile(model)).changed(changes)
         tokenizer = tokenizer or load_tokenizer(model, profile)
         return load_model(model, profile), tokenizer, profile
     if isinstance(model, Encoder):
-        return model.model, tokenizer or model.tokenizer, profile or model.profile
+        return model.model, tokenizer or model.tokenizer, (profile or model.profile).changed(changes)
     if hasattr(model, "modules") and hasattr(model, "encode_query"):  # without importing sentence-transformers
+        given = tokenizer
         tokenizer = tokenizer or model.tokenizer
         if profile is None:
             with tempfile.TemporaryDirectory() as folder:
                 model.save(folder, create_model_card=False)
                 profile = resolve_profile(folder)
+            encoder = Encoder(model[0].auto_model, tokenizer, profile)
+            if given is None and is_comparable(encoder.model):
+                compare_encoders(encoder, model, "model")
         model = model[0].auto_model
     elif not (isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
         raise UserError(
@@ -369,4 +433,4 @@ def given_encoder(
             f"{type(model).__name__}"
         )
     model = plain_encoder(model)
-    return model, tokenizer, profile or profile_of(model)
+    return model, tokenizer, (profile or profile_of(model)).changed(changes)

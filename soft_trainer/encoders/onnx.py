@@ -57,7 +57,7 @@ class OnnxEncoder:
         self._profile = self._settings["profile"]
         available = self._settings["dimensions"]
         check_dimensions(truncate_dim, available)
-        self.dimensions = truncate_dim or self._settings["truncate_dim"] or available
+        self.dimensions = truncate_dim or self._profile["truncate_dim"] or available
         self.runtime = "onnx"
         self.fingerprint = self._settings["fingerprint"]
         file = FLOAT_FILE
@@ -134,10 +134,11 @@ class OnnxEncoder:
         inputs = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
         (states,) = self._session.run(None, inputs)
         pooled = self._pooled(states, mask, mask & (positions >= self._settings["prompt_lengths"][side]))
-        shorter = pooled[:, : self.dimensions]
-        if self._profile["normalize"]:
-            return normalized(shorter)
-        return shorter
+        if not self._profile["normalize"]:
+            return pooled[:, : self.dimensions]
+        if self.truncate_dim is None:
+            return normalized(pooled)[:, : self.dimensions]
+        return normalized(pooled[:, : self.dimensions])
 
     def _pooled(self, states: np.ndarray, mask: np.ndarray, pooling_mask: np.ndarray) -> np.ndarray:
         """Pools token vectors into one vector per text, like `encoders.encoding.pool`."""
@@ -182,23 +183,27 @@ def lighter(encoder: OnnxEncoder, texts: Sequence[str]) -> tuple[OnnxEncoder, fl
     return encoder, cosine
 
 
-def open_exported(folder: Path, truncate_dim: int | None = None) -> OnnxEncoder:
-    """Opens the ONNX export in an encoder's folder. Uses 8-bit integer weights if the export has them.
+def open_exported(folder: Path, truncate_dim: int | None = None, int8: bool = False) -> OnnxEncoder:
+    """Opens the ONNX export in an encoder's folder, with float weights or with 8-bit integer weights.
 
     Raises:
         UserError: the folder has no export, the encoder has changed since the export, or the extra `onnx` is missing.
     """
     export = folder / FOLDER
-    remedy = f"`soft-trainer export {folder} --onnx` writes it"
-    if not (export / FLOAT_FILE).is_file() or not (export / SETTINGS).is_file():
-        raise UserError(f"{folder}: no export in {FOLDER}/; {remedy}")
+    file = FLOAT_FILE
+    remedy = f"`soft-trainer export {folder}` writes it"
+    if int8:
+        file = INT8_FILE
+        remedy = f"`soft-trainer export {folder} --int8` writes it"
+    if not (export / file).is_file() or not (export / SETTINGS).is_file():
+        raise UserError(f"{folder}: no such export in {FOLDER}/; {remedy}")
     if not has_onnxruntime():
         raise UserError(NEEDS_EXTRA)
     made_from = read_json(export / SETTINGS)["made_from"]
     for name, content in encoder_file_hashes(folder).items():
         if made_from.get(name) != content:
             raise UserError(f"{export}: {name} has changed since the export; {remedy} again")
-    return OnnxEncoder(export, truncate_dim, (export / INT8_FILE).is_file())
+    return OnnxEncoder(export, truncate_dim, int8)
 
 
 def check_dimensions(truncate_dim: int | None, available: int) -> None:

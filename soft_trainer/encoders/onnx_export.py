@@ -70,7 +70,7 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
         with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
             written = write_onnx(encoder, config.parent, Path(aside), int8)
             files = [path.replace(folder / FOLDER / path.name) for path in written]
-        # SentenceTransformer and `open_exported` would prefer the 8-bit weights of an earlier export.
+        # The 8-bit weights of an earlier export belong to other float weights.
         for pattern in ONNX_FILES:
             for path in {*folder.glob(pattern)} - {*files}:
                 path.unlink()
@@ -143,7 +143,6 @@ def _settings(encoder: Encoder) -> dict[str, object]:
     return {
         "fingerprint": encoder.fingerprint,
         "dimensions": encoder.model.config.hidden_size,
-        "truncate_dim": encoder.truncate_dim,
         "pad_token_id": encoder.tokenizer.pad_token_id,
         "truncation_side": encoder.tokenizer.truncation_side,
         "prompt_lengths": lengths,

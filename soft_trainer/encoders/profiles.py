@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -10,10 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.encoders.hub_files import base_of, published_name, reading, repository_file
+from soft_trainer.encoders.sentence_transformers_fields import (
+    SETTINGS_FILE,
+    TRANSFORMER_FILES,
+    check_fields,
+    flat_fields,
+)
 from soft_trainer.encoders.static_encoder import NO_LENGTH
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, read_json, write_json
+from soft_trainer.terminal import nearest
 
+logger = logging.getLogger(__name__)
 POOLINGS = ("mean", "cls", "last_token", "pooler")
 SCORE_FUNCTIONS = ("dot", "cosine")
 DTYPES = ("float32", "bfloat16", "float16")  # the dtypes of weights
@@ -32,7 +41,10 @@ class EncoderProfile:
         normalize: whether to scale embeddings to unit length.
         query_prefix, code_prefix: the text before each query or code: special tokens, followed by the prompt.
         include_prompt: False if pooling should skip the prefixes' tokens, as in sentence-transformers.
+        lower_case: whether the tokenizer converts texts to lower case, in addition to what its files say.
         query_length, code_length: the maximum number of tokens, including special tokens.
+        truncate_dim: the number of leading dimensions of an embedding to keep, or 0 for all. As in
+            sentence-transformers, the rest is dropped after normalisation.
         data_flow_length: the maximum number of data-flow nodes after the code tokens (GraphCodeBERT), or 0 for none.
         score_function: "dot" or "cosine".
         score_scale: the factor by which scores are multiplied, which is the inverse of a softmax temperature.
@@ -52,9 +64,11 @@ class EncoderProfile:
     query_prefix: str = ""
     code_prefix: str = ""
     include_prompt: bool = True
+    lower_case: bool = False
     query_length: int = 128
     code_length: int = 256
     data_flow_length: int = 0
+    truncate_dim: int = 0
     score_function: str = "dot"
     score_scale: float = 1.0
     query_columns: tuple[str, ...] = ("docstring_tokens", "docstring")
@@ -67,7 +81,7 @@ class EncoderProfile:
         for name, allowed in (("pooling", POOLINGS), ("score_function", SCORE_FUNCTIONS)):
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
-        for name, least in (("query_length", 3), ("code_length", 3), ("data_flow_length", 0)):
+        for name, least in (("query_length", 3), ("code_length", 3), ("data_flow_length", 0), ("truncate_dim", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least {least}")
         if not 0 < self.score_scale < math.inf:
@@ -124,17 +138,45 @@ class EncoderProfile:
         Raises:
             UserError: a value is invalid. The message starts with the path.
         """
-        values = read_json(path)
-        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
-        known = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key in kinds}
-        for key, value in known.items():
-            kind = kinds[key]
-            if type(value) is not kind and (kind, type(value)) != (float, int):
-                raise UserError(f"{path}: {key}={value!r}: must be of type {kind.__name__}")
+        names = {field.name for field in dataclasses.fields(cls)}
+        known = {name: value for name, value in read_json(path).items() if name in names}
         try:
-            return cls(**known)
+            return cls(**_typed(known))
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
+
+    def changed(self, changes: Mapping[str, object]) -> EncoderProfile:
+        """Returns a copy with changes by a user: fields of the profile, `query_prompt` and `code_prompt`.
+
+        Raises:
+            UserError: a name is unknown, or a value is invalid.
+        """
+        fields = dict(changes)
+        prompts = [fields.pop(f"{side}_prompt", None) for side in ("query", "code")]
+        names = [field.name for field in dataclasses.fields(self)]
+        for name in fields:
+            if name not in names:
+                near = nearest(name, names) or "; use fields of EncoderProfile, query_prompt or code_prompt"
+                raise UserError(f"encoder: no setting {name!r}{near}")
+        return self.replace(**_typed(fields)).with_prompts(*prompts)
+
+
+def _typed(values: Mapping[str, object]) -> dict[str, object]:
+    """Checks the types of a profile's values. Lists become tuples.
+
+    Raises:
+        UserError: a value has the wrong type.
+    """
+    kinds = {field.name: type(field.default) for field in dataclasses.fields(EncoderProfile)}
+    typed = {}
+    for name, value in values.items():
+        if isinstance(value, list):
+            value = tuple(value)
+        kind = kinds[name]
+        if type(value) is not kind and (kind, type(value)) != (float, int):
+            raise UserError(f"{name}={value!r}: must be of type {kind.__name__}")
+        typed[name] = value
+    return typed
 
 
 COSINE_SCALE = 20.0
@@ -169,6 +211,8 @@ _PROFILES = (
     EncoderProfile(),
 )
 PROFILES = {profile.name: profile for profile in _PROFILES}
+_IGNORE_FILES = f". To ignore the sentence-transformers files, set profile to one of {', '.join(PROFILES)}"
+MODULES_FILE = "modules.json"
 # Profiles keyed by full published name or by its last part, which a copy usually keeps under another owner or in a
 # folder. A full name takes precedence over the repository's sentence-transformers files, which give no temperature.
 KNOWN_ENCODERS = {
@@ -182,7 +226,6 @@ KNOWN_ENCODERS = {
     "unixcoder-base-unimodal": "unixcoder",
     "unixcoder-base-nine": "unixcoder",
 }
-SETTINGS_FILE = "config_sentence_transformers.json"
 # Our names for sentence-transformers' pooling modes, including those of older releases.
 _POOLING_NAMES = {
     "pooling_mode_mean_tokens": "mean",
@@ -216,17 +259,40 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
             raise UserError(f"profile={name!r}: use one of {', '.join(PROFILES)}")
         return PROFILES[name]
     if path := repository_file(name_or_path, PROFILE_FILE, revision):
-        return EncoderProfile.load(path)
+        return EncoderProfile.load(path).replace(truncate_dim=saved_truncate_dim(name_or_path, revision))
     published = published_name(name_or_path)
     if "/" in published and published in KNOWN_ENCODERS:
         return PROFILES[KNOWN_ENCODERS[published]]
-    if repository_file(name_or_path, "modules.json", revision):
+    if repository_file(name_or_path, MODULES_FILE, revision):
         with reading(name_or_path, revision):
             return _sentence_transformers_profile(name_or_path, revision)
     base, base_revision = base_of(name_or_path, revision)
     if base != name_or_path:
         return resolve_profile(base, revision=base_revision)
     return PROFILES[KNOWN_ENCODERS.get(published.rsplit("/", 1)[-1], "auto")]
+
+
+def is_inferred_from_modules(name_or_path: str | Path, revision: str | None = None) -> bool:
+    """Returns True if `resolve_profile` infers an encoder's profile from the sentence-transformers files."""
+    published = published_name(name_or_path)
+    if repository_file(name_or_path, PROFILE_FILE, revision) or ("/" in published and published in KNOWN_ENCODERS):
+        return False
+    return repository_file(name_or_path, MODULES_FILE, revision) is not None
+
+
+def saved_truncate_dim(name_or_path: str | Path, revision: str | None = None) -> int | None:
+    """Returns `truncate_dim` from an encoder's sentence-transformers files, or None if it is not set.
+
+    Raises:
+        UserError: the value is not a positive whole number.
+    """
+    path = repository_file(name_or_path, SETTINGS_FILE, revision, expected=False)
+    if path is None:
+        return None
+    value = read_json(path).get("truncate_dim")
+    if value is not None and (type(value) is not int or value < 1):
+        raise UserError(f"{path}: truncate_dim={value!r}: must be a whole number from 1 to the encoder's dimensions")
+    return value
 
 
 def _sentence_transformers_profile(name_or_path: str | Path, revision: str | None) -> EncoderProfile:
@@ -238,8 +304,9 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
             return read_json(path, kind)
         return {}
 
-    modules = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in read("modules.json", list)}
-    transformer = read("sentence_bert_config.json")
+    modules = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in read(MODULES_FILE, list)}
+    transformer_file = next((file for file in TRANSFORMER_FILES if read(file)), TRANSFORMER_FILES[0])
+    transformer = read(transformer_file)
     settings = read(SETTINGS_FILE)
     prompts = settings.get("prompts") or {}
     pooling = "pooler"
@@ -260,10 +327,22 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     ):
         raise UserError(
             f"{name_or_path}: a profile cannot express these sentence-transformers modules ({', '.join(modules)}; "
-            f"pooling {pooling}; {similarity}), only pooling {', '.join(POOLINGS)} with cosine or dot. To ignore the "
-            f"modules, set profile to one of {', '.join(PROFILES)}"
+            f"pooling {pooling}; {similarity}), only pooling {', '.join(POOLINGS)} with cosine or dot{_IGNORE_FILES}"
         )
-    length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
+    files = {"Transformer": transformer_file, "settings": SETTINGS_FILE}
+    files |= {kind: f"{modules[kind]}/config.json" for kind in ("Pooling", "Normalize") if kind in modules}
+    for kind, file in files.items():
+        try:
+            check_fields(kind, file, read(file))
+        except UserError as error:
+            raise UserError(f"{name_or_path}: {error}{_IGNORE_FILES}") from error
+    if modules["Transformer"]:
+        raise UserError(
+            f"{name_or_path}: modules.json: the transformer lies in {modules['Transformer']}, but AutoModel reads the "
+            "folder itself; save the encoder again with SentenceTransformer.save"
+        )
+    length = flat_fields(transformer).get("processor_kwargs.model_max_length") or transformer.get("max_seq_length")
+    length = length or read("tokenizer_config.json").get("model_max_length")
     if length and length < NO_LENGTH:
         length = min(int(length), most_tokens(read("config.json")) or math.inf)
     else:
@@ -272,16 +351,28 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     scale = 1.0
     if similarity == "cosine" or normalize:
         scale = COSINE_SCALE  # cosines in [-1, 1] are too flat for a softmax, so encoders are trained with a scale
-    code_prompt = prompts.get("document") or prompts.get("passage") or prompts.get("corpus")
+    # `encode_document` has the prompt "document", if only "", and never falls back to another one.
+    code_prompt = prompts.get("document") or ""
+    for unread in ("passage", "corpus"):
+        if prompts.get(unread) and not code_prompt:
+            logger.warning(
+                "%s: functions get no prompt, because sentence-transformers applies only the prompt `document`; "
+                "to use the prompt `%s`, set code_prompt=%r",
+                name_or_path,
+                unread,
+                prompts[unread],
+            )
     try:
         return PROFILES["auto"].replace(
             pooling=pooling,
             normalize=normalize,
             query_prefix=prompts.get("query") or "",
-            code_prefix=code_prompt or "",
+            code_prefix=code_prompt,
             include_prompt=pooling_config.get("include_prompt", True),
             query_length=int(transformer.get("query_length") or 0) or length,
             code_length=int(transformer.get("document_length") or 0) or length,
+            lower_case=bool(transformer.get("do_lower_case")),
+            truncate_dim=saved_truncate_dim(name_or_path, revision),
             score_function=similarity,
             score_scale=scale,
         )

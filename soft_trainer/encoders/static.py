@@ -2,6 +2,9 @@
 
 A static encoder's folder loads in `AutoModel`, sentence-transformers, model2vec and `load_encoder`, with equal
 embeddings. `AutoModel` loads an XLNet without layers, which returns the token vectors of a text of any length.
+
+Unknown tokens are excluded from the mean, as in model2vec, and their vector is 0, so that it makes no difference where
+a library includes them. The embedding of a text without a known token is 0.
 """
 
 from __future__ import annotations
@@ -18,10 +21,17 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PretrainedConfig, PreTrainedTokenizerFast, XLNetConfig, XLNetModel
+from transformers import (
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    XLNetConfig,
+    XLNetModel,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from soft_trainer.encoders.encoding import Encoder, at_least_float32, embed, tokenize
+from soft_trainer.encoders.encoding import UNKNOWN_TOKEN, Encoder, at_least_float32, embed, tokenize
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.encoders.static_encoder import NO_LENGTH
 from soft_trainer.errors import UserError
@@ -92,6 +102,19 @@ def is_static(config: PretrainedConfig) -> bool:
     return config.model_type == "xlnet" and config.n_layer == 0
 
 
+def exclude_unknown_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Excludes a static encoder's unknown token from embeddings and training. Other encoders stay unchanged.
+
+    A normalised mean of zeros would have a gradient of 1e12, and clipping would scale all other gradients to 0.
+    """
+    unknown = tokenizer.unk_token_id
+    if not is_static(model.config) or unknown is None or getattr(model, UNKNOWN_TOKEN, None) == unknown:
+        return
+    setattr(model, UNKNOWN_TOKEN, unknown)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[unknown] = 0
+
+
 def static_model(vocabulary_size: int, dimensions: int, pad_token_id: int) -> StaticModel:
     """Creates a static encoder with random vectors for `vocabulary_size` tokens."""
     config = XLNetConfig(
@@ -129,7 +152,7 @@ def distilled(
     # scikit-learn is slow to import.
     from sklearn.decomposition import PCA
 
-    available = encoder.model.config.hidden_size
+    available = encoder.dimensions
     if not 1 <= dimensions <= available:
         raise UserError(f"dimensions={dimensions}: must be from 1 to {available}, the encoder's dimensions")
     least = len(SPECIAL) + len(CHARACTERS)
@@ -153,6 +176,7 @@ def distilled(
     model = static_model(len(entries), dimensions, tokenizer.pad_token_id)
     with torch.no_grad():
         model.word_embedding.weight.copy_(torch.from_numpy(reduced * weights[:, None]))
+    exclude_unknown_token(model, tokenizer)
     return Encoder(model.eval(), tokenizer, PROFILES["static"])
 
 

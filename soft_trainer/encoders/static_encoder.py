@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.encoders.onnx import check_dimensions, normalized
+from soft_trainer.encoders.sentence_transformers_fields import SETTINGS_FILE
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, cache_dir, read_json
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
@@ -40,7 +41,16 @@ def is_static_folder(folder: Path) -> bool:
     if config.get("model_type") != "xlnet" or config.get("n_layer") != 0:
         return False
     means = profile["pooling"] == "mean" and profile["include_prompt"]
-    return means and (profile["normalize"] or profile["score_function"] == "cosine")
+    unit = profile["normalize"] and not _truncate_dim(folder)
+    return means and (unit or profile["score_function"] == "cosine")
+
+
+def _truncate_dim(folder: Path) -> int:
+    """Returns the number of leading dimensions to keep that an encoder's files give, or 0."""
+    settings = folder / SETTINGS_FILE
+    if not settings.is_file():
+        return 0
+    return read_json(settings).get("truncate_dim") or 0
 
 
 class StaticEncoder:
@@ -71,13 +81,18 @@ class StaticEncoder:
         self._added = re.compile("|".join(map(re.escape, added)) or "$^", re.IGNORECASE)
         try:
             with safe_open(folder / WEIGHTS, framework="numpy") as file:
-                self._vectors = file.get_tensor(VECTORS)
+                vectors = file.get_tensor(VECTORS)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
+        # Zeros in the sums exclude unknown tokens. An encoder saved by an earlier release has another vector here.
+        unknown = self._tokenizer.token_to_id(getattr(self._tokenizer.model, "unk_token", None) or "")
+        if unknown is not None:
+            vectors[unknown] = 0
+        self._vectors = vectors
         self._ids: dict[str, list[int]] = {}  # the token ids of words
         self._splits_words = self._splits()
         check_dimensions(truncate_dim, self._vectors.shape[1])
-        self.dimensions = truncate_dim or self._vectors.shape[1]
+        self.dimensions = truncate_dim or _truncate_dim(folder) or self._vectors.shape[1]
 
     def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
         """Embeds texts; see `TextEncoder`."""

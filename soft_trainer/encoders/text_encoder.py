@@ -16,13 +16,14 @@ import numpy as np
 
 from soft_trainer.encoders.onnx import SETTINGS, OnnxEncoder, has_onnxruntime
 from soft_trainer.encoders.packaged import located
+from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.encoders.static_encoder import StaticEncoder, is_static_folder
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, cache_dir
 from soft_trainer.fingerprints import encoder_file_hashes, fingerprint
 from soft_trainer.terminal import print_on_main
 
-FORMAT = 2  # of exports in the cache
+FORMAT = 3  # of exports in the cache
 
 
 class TextEncoder(Protocol):
@@ -104,7 +105,7 @@ def _by_torch(name: str | Path, truncate_dim: int | None) -> TextEncoder:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        return load_encoder(name, truncate_dim=truncate_dim)
+        return load_encoder(name, truncate_dim=truncate_dim, compare=False)
     except UserError as error:
         if "trust_remote_code" not in str(error):
             raise
@@ -123,14 +124,13 @@ def _export(encoder, name: str) -> Path | None:
     # These import torch, which has been imported for the encoder.
     import torch
 
-    from soft_trainer.encoders.loading import saved_truncate_dim
     from soft_trainer.encoders.onnx_export import check_exportable, write_onnx
 
     source = local_folder(name)  # loading may have downloaded it
     if source is None or (source / ADAPTER_CONFIG).is_file() or torch.accelerator.is_available():
         return None
     print_on_main(f"{name}: exporting to ONNX (only once)")
-    encoder = replace(encoder, truncate_dim=saved_truncate_dim(source, None))  # the export serves every truncate_dim
+    encoder = replace(encoder, truncate_dim=None, profile=resolve_profile(source))  # serves every truncate_dim
     folder = _export_of(source)
     folder.mkdir(parents=True, exist_ok=True)
     try:

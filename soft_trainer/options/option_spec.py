@@ -18,6 +18,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest
 
 FILES_OF_TRANSFORMERS = ("deepspeed", "fsdp_config")  # options of `transformers` whose value may be a file
+BOOLEAN = (bool, bool | None, "bool", "bool | None")  # annotations of options that are True or False
 DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
 
@@ -69,6 +70,7 @@ class OptionSpec:
     refers_to: str = ""
     several: bool = False
     chooses_rows: bool = False
+    boolean: bool = False
 
     @property
     def range(self) -> str:
@@ -93,12 +95,20 @@ class OptionSpec:
             return ""
         return self.range
 
-    def check(self, name: str, value) -> None:
-        """Checks a value of the option. None is always valid and means the default.
+    def checked(self, name: str, value):
+        """Checks a value of the option and returns it. None is always valid and means the default.
+
+        For an option with the choices `true` and `false`, a bool becomes one of these words.
 
         Raises:
             UserError: the value is invalid. The message gives the valid values.
         """
+        if isinstance(value, bool) and "true" in self.choices:
+            return str(value).lower()
+        if self.boolean and not isinstance(value, bool | None):
+            raise UserError(f"{name}={value!r}: must be True or False")
+        if self.choices and not self.own and not isinstance(value, str | None):
+            raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}")
         limits = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
         limits = {compare: limit for compare, limit in limits.items() if limit is not None}
         if isinstance(value, str):
@@ -111,11 +121,13 @@ class OptionSpec:
                 raise UserError(f"{name}={value!r}: expected a number, not text")
         elif value is not None:
             fits = all(getattr(operator, compare)(value, limit) for compare, limit in limits.items())
+            shown = str(value)
             if isinstance(value, float):
                 fits = fits and math.isfinite(value)
-                value = f"{value:g}"
+                shown = f"{value:g}"
             if not fits:
-                raise UserError(f"{name}={value}: must be {self.range}")
+                raise UserError(f"{name}={shown}: must be {self.range}")
+        return value
 
 
 class Help(str):
@@ -165,7 +177,7 @@ def option_specs(kind) -> dict[str, OptionSpec]:
     for field in dataclasses.fields(kind):
         text = field.metadata.get("help")
         if isinstance(text, Help):
-            declared[field.name] = text.declared
+            declared[field.name] = dataclasses.replace(text.declared, boolean=field.type in BOOLEAN)
     return declared
 
 
@@ -240,14 +252,22 @@ def evaluation_options(kind) -> tuple[str, ...]:
     return tuple(name for name, declared in option_specs(kind).items() if declared.evaluation)
 
 
-def check_values(options) -> None:
-    """Checks the values of all options of a dataclass instance.
+def check_values(options, specs: Mapping[str, OptionSpec] | None = None) -> None:
+    """Checks the values of all options of a dataclass instance. A bool becomes a word where the option has words.
+
+    Args:
+        specs: the declarations, keyed by name. By default, those of the instance. Options that it lacks are skipped.
 
     Raises:
         UserError: a value is invalid. The message gives the option and its valid values.
     """
-    for name, declared in option_specs(options).items():
-        declared.check(name, getattr(options, name))
+    for name, declared in (specs or option_specs(options)).items():
+        if not hasattr(options, name):
+            continue
+        value = getattr(options, name)
+        checked = declared.checked(name, value)
+        if checked is not value:
+            setattr(options, name, checked)
 
 
 def changed_options(options) -> dict[str, object]:

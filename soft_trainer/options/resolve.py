@@ -211,9 +211,7 @@ def check_options(args: TrainingArguments) -> None:
         UserError: a value is out of range, or an option is not supported. The message lists what works.
     """
     # Plain `TrainingArguments` have some of these options.
-    for name, declared in (option_specs(SoftInfoNCEOptions) | option_specs(TrainingOptions) | RANGES).items():
-        if hasattr(args, name):
-            declared.check(name, getattr(args, name))
+    check_values(args, option_specs(SoftInfoNCEOptions) | option_specs(TrainingOptions) | RANGES)
     accelerator = getattr(args, "accelerator_config", None)
     for options, owner, prefix in ((REFUSED, args, ""), (REFUSED_OF_ACCELERATOR, accelerator, "accelerator_config.")):
         for name, reason in options.items():

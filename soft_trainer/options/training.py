@@ -12,7 +12,8 @@ from transformers import TrainingArguments
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import PARTS, TrainingOptions
-from soft_trainer.options.option_spec import check_values, documented
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.option_spec import check_values, documented, option_specs
 from soft_trainer.references import name_functions
 
 # Every option of `transformers` that this package does not declare itself is in one of these three lists. The
@@ -59,6 +60,17 @@ class _SignatureOfInit:
         return inspect.Signature(parameters[1:])
 
 
+def refuse_option_of_encoder(name: str) -> None:
+    """Raises UserError if an option of the command line belongs to the encoder, with its place in Python."""
+    if name.startswith("lora_"):
+        raise UserError(f"{name}: not a training argument; in Python, call model.add_adapter(peft.LoraConfig(...))")
+    if name in option_specs(ModelArguments) and not hasattr(TrainingArguments, name):
+        raise UserError(
+            f"{name}: not a training argument; in Python, pass SoftInfoNCETrainer(..., encoder={{{name!r}: VALUE}}) "
+            "for a setting of the encoder's profile, or load the model with the setting"
+        )
+
+
 @documented
 @dataclass
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
@@ -90,7 +102,13 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     metric_for_best_model: str | None = _default("metric_for_best_model", "mrr")
 
     def __new__(cls, *args, **given):
-        """Creates an instance and stores the names of the given options in `named`."""
+        """Creates an instance and stores the names of the given options in `named`.
+
+        Raises:
+            UserError: an option belongs to the encoder.
+        """
+        for name in given:
+            refuse_option_of_encoder(name)
         arguments = super().__new__(cls)
         arguments.named = frozenset(given)
         options = {option.name: option.default for option in fields(cls) if option.init}

@@ -132,7 +132,7 @@ def check_before_loading(
     elif scratch:
         size, _ = parse_size(scratch)
     else:
-        size = pretrained_config(model_args).hidden_size
+        size = rows.profile.truncate_dim or pretrained_config(model_args).hidden_size
     check_dims(dims, size)
     check_metric(args, [dim for dim in dims if dim < size], evaluated(rows.splits, "valid"))
     check_new_adapter(model_args, args.merge_lora)

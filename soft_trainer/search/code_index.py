@@ -589,6 +589,8 @@ class CodeIndex:
             if encoder.fingerprint != snapshot.state["fingerprint"]:
                 command = self.command("--model", name)
                 raise UserError(f"{name} has changed; `{command}` updates the embeddings")
+            if not embedding.any():
+                raise UserError(f"{name} knows no word of the query")
         except UserError as error:
             self.notify(f"searching only by words: {error}")
             return unknown

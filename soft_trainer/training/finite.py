@@ -1,4 +1,4 @@
-"""Stops training if the loss is NaN or infinite, or if fp16 gradients overflow in too many consecutive steps."""
+"""Stops training if the loss or the gradient is NaN or infinite, or if fp16 gradients overflow in too many steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 
 class NotFiniteError(RuntimeError):
-    """The loss is NaN or infinite, or gradients overflowed in too many consecutive steps."""
+    """The loss or the gradient is NaN or infinite, or fp16 gradients overflowed in too many consecutive steps."""
 
 
 class DelayedNumber:
@@ -32,7 +32,7 @@ class DelayedNumber:
 
 
 class FiniteGuard:
-    """Checks that every loss is finite. Each check runs one step late, so that no step waits for the device.
+    """Checks that every loss and gradient is finite. Each check runs one step late, so no step waits for the device.
 
     Args:
         rows: the training rows. The error message lists the rows of the batch with their urls.
@@ -42,10 +42,12 @@ class FiniteGuard:
         self.rows = rows
         self._last_finite: tuple[int, float] | None = None
         self._pending: tuple[int, DelayedNumber, np.ndarray] | None = None
+        self._pending_norm: tuple[int, DelayedNumber] | None = None
+        self._rows_of_step: tuple[int, list[np.ndarray]] = (0, [])  # with accumulation, the rows of several batches
         self._of_steps: dict[int, float] = {}
 
     def watch(self, step: int, loss: Tensor, rows: np.ndarray) -> None:
-        """Checks the previous step's loss, and stores this step's loss for the next check.
+        """Checks the previous batch's loss and gradient, and stores this batch's loss for the next check.
 
         Args:
             step: the number of this step.
@@ -53,26 +55,43 @@ class FiniteGuard:
             rows: int64[B], the indices of the batch's rows, for the error message.
 
         Raises:
-            NotFiniteError: the previous loss is NaN or infinite.
+            NotFiniteError: the previous loss or gradient is NaN or infinite.
         """
         self.check()
         self._pending = (step, DelayedNumber(loss), rows)
+        if step != self._rows_of_step[0]:
+            self._rows_of_step = (step, [])
+        self._rows_of_step[1].append(rows)
+
+    def watch_gradient(self, step: int, norm: Tensor | float | None) -> None:
+        """Stores the norm of a step's gradient, or None if it is unknown, for the next check."""
+        if norm is not None:
+            self._pending_norm = (step, DelayedNumber(torch.as_tensor(norm)))
 
     def check(self) -> None:
-        """Checks the stored loss now, and waits for the device if necessary.
+        """Checks the stored loss and gradient now, and waits for the device if necessary.
 
         Raises:
-            NotFiniteError: the loss is NaN or infinite.
+            NotFiniteError: one of them is NaN or infinite.
         """
-        if self._pending is None:
-            return
-        step, loss, rows = self._pending
-        self._pending = None
-        value = float(loss)
-        if not math.isfinite(value):
-            raise NotFiniteError(self._message(step, value, rows.tolist()))
-        self._last_finite = (step, value)
-        self._of_steps[step] = self._of_steps.get(step, 0.0) + value
+        if self._pending is not None:
+            step, loss, rows = self._pending
+            self._pending = None
+            value = float(loss)
+            if not math.isfinite(value):
+                before = "no earlier step"
+                if self._last_finite is not None:
+                    before = "step {} had {:.4g}".format(*self._last_finite)
+                raise NotFiniteError(self._message(f"loss of step {step} is {value} ({before})", rows.tolist()))
+            self._last_finite = (step, value)
+            self._of_steps[step] = self._of_steps.get(step, 0.0) + value
+        if self._pending_norm is not None:
+            step, norm = self._pending_norm
+            self._pending_norm = None
+            value = float(norm)
+            if not math.isfinite(value):
+                rows = np.concatenate(self._rows_of_step[1])
+                raise NotFiniteError(self._message(f"gradient of step {step} has the norm {value}", rows.tolist()))
 
     def mean_loss(self) -> float | None:
         """Returns the mean loss of the steps since the last call, or None if there were none."""
@@ -83,16 +102,13 @@ class FiniteGuard:
             return None
         return sum(losses.values()) / len(losses)
 
-    def _message(self, step: int, value: float, rows: list[int]) -> str:
-        before = "no earlier step"
-        if self._last_finite is not None:
-            before = "step {} had {:.4g}".format(*self._last_finite)
+    def _message(self, what: str, rows: list[int]) -> str:
         shown = [f"row {row + 1}" for row in rows]
         if "url" in self.rows.column_names:
             shown = [f"{name}: {url}" for name, url in zip(shown, self.rows[rows]["url"], strict=True)]
         listed = "\n  ".join(shown)
         return (
-            f"the loss of step {step} is {value} ({before}), so training stops without another checkpoint. Lower the "
+            f"the {what}, so training stops without another checkpoint. Lower the "
             f"learning rate, or train in bf16 or float32. The rows of the batch:\n  {listed}"
         )
 

@@ -6,14 +6,18 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import number_of_arguments
 
+from soft_trainer import distributed
 from soft_trainer.choices import FIND_NEIGHBOURS
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
-from soft_trainer.encoders.encoding import check_dims
-from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model, given_encoder
+from soft_trainer.encoders.comparing import LARGEST_COMPARED, MISSING_WEIGHTS
+from soft_trainer.encoders.encoding import check_dims, dimensions
+from soft_trainer.encoders.loading import add_padding_token, check_model, given_encoder, load_model
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator
@@ -21,12 +25,14 @@ from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import shorter_metric
 from soft_trainer.options.resolve import Plan, check_codes
+from soft_trainer.options.training import refuse_option_of_encoder
 from soft_trainer.terminal import nearest, print_on_main
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
 
 DYNAMIC = "ACCELERATE_DYNAMO_USE_DYNAMIC"
+BASE_COMPARED = "_base_compared"  # this attribute of a model with an adapter says that the base was compared
 
 
 def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
@@ -85,14 +91,26 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
         raise UserError(f"metric_for_best_model={metric!r}: this metric is not measured{hint}")
 
 
-def check_encoder(plan: Plan, model: PreTrainedModel, profile: EncoderProfile) -> None:
-    """Checks that the encoder fits its profile and has enough dimensions for the plan's Matryoshka dimensions.
+def check_encoder(plan: Plan, model: PreTrainedModel, tokenizer, profile: EncoderProfile) -> None:
+    """Checks that the encoder fits its tokenizer and profile, and has enough dimensions for the plan's dimensions.
 
     Raises:
         UserError: a check fails.
     """
     check_model(model, profile)
-    check_dims(plan.dims, model.config.hidden_size)
+    check_vocabulary(model, tokenizer)
+    check_dims(plan.dims, dimensions(model, profile))
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer) -> None:
+    """Raises UserError if the tokenizer has tokens for which the model has no vector."""
+    vectors = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    tokens = max([len(tokenizer) - 1, *tokenizer.get_added_vocab().values()]) + 1
+    if vectors is not None and tokens > vectors:
+        raise UserError(
+            f"processing_class: the tokenizer has {tokens:,} tokens, but the model has vectors for only {vectors:,}; "
+            f"call model.resize_token_embeddings({tokens})"
+        )
 
 
 def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
@@ -147,11 +165,12 @@ def pads(args, own_collator: bool, accelerator, pooling: str) -> str | None:
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def check_adapter(model: PreTrainedModel, args) -> None:
+def check_adapter(model: PreTrainedModel, args, profile: EncoderProfile) -> None:
     """Checks that the model's adapter, if any, can be trained, saved, loaded again and merged.
 
     Args:
         args: the training arguments, with or without `merge_lora`.
+        profile: the encoder's profile.
 
     Raises:
         UserError: a check fails. The message says why, and how to fix it.
@@ -165,6 +184,9 @@ def check_adapter(model: PreTrainedModel, args) -> None:
     _check_saved(model)
     if not merge:
         _check_loadable(model, args.push_to_hub)
+        if not hasattr(model, BASE_COMPARED) and distributed.rank_and_world_size()[0] == 0:
+            _check_base(model, profile)
+            setattr(model, BASE_COMPARED, True)
     elif args.fsdp or args.deepspeed:
         raise UserError("merge_lora: FSDP and DeepSpeed save only the adapter; merge it after training")
 
@@ -214,6 +236,34 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
         )
 
 
+def _check_base(model: PreTrainedModel, profile: EncoderProfile) -> None:
+    """Raises UserError if an adapter's base differs from what the base's name loads, for example after fine-tuning.
+
+    The saved adapter contains only the name, so the changes would be lost. Very large models are not compared.
+    """
+    quantized = getattr(model.config, "quantization_config", None) is not None
+    if quantized or model.num_parameters() > LARGEST_COMPARED or is_deepspeed_zero3_enabled():
+        return
+    base = adapters.base_name(model)
+    revision = model.peft_config[adapters.active_adapter(model)].revision
+    has_code = type(model).__module__.startswith("transformers_modules")
+    saved = load_model(base, profile, revision, trust_remote_code=has_code, compare=False)
+    if adapters.has_adapter(saved):
+        saved = adapters.merge_adapter(saved)
+    expected = saved.state_dict()
+    for name, tensor in model.state_dict().items():
+        plain = name.replace(".base_layer.", ".").replace(".original_module.", ".")
+        if plain not in expected:
+            continue  # a weight of the adapter
+        tensor = tensor.cpu()
+        other = expected[plain].to(tensor.dtype)
+        if tensor.shape != other.shape or not torch.equal(tensor, other):
+            raise UserError(
+                f"model: {plain} is not what {base} contains, and the saved adapter would only name {base}. Save the "
+                "model without the adapter and load it from its folder first, or set merge_lora=True"
+            )
+
+
 def check_evaluated(args, eval_dataset) -> None:
     """Raises UserError if the arguments request an evaluation but there are no evaluation rows."""
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
@@ -251,7 +301,7 @@ def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
 
 
 def first_encoder(
-    model, tokenizer, profile: EncoderProfile | None, arguments: dict
+    model, tokenizer, profile: EncoderProfile | Mapping[str, object] | None, arguments: dict
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, EncoderProfile]:
     """Turns the `model` or `model_init` that a user passes to the trainer into an encoder, a tokenizer and a profile.
 
@@ -265,6 +315,8 @@ def first_encoder(
     Raises:
         UserError: an argument is invalid or unsupported. The message suggests an alternative.
     """
+    for name in arguments:
+        refuse_option_of_encoder(name)
     make = arguments.pop("model_init", None)
     if (model is None) == (make is None):
         raise UserError("model: pass either an encoder or its name, or a function model_init= that creates one")

@@ -14,6 +14,7 @@ from soft_trainer.data.languages import languages_in
 from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
+from soft_trainer.encoders.encoding import dimensions
 from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -209,7 +210,7 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
             "load the base's main branch; use load_encoder, or set merge_lora=True"
         )
     dims = plan.dims
-    size = model.config.hidden_size
+    size = dimensions(model, encoder)
     if dims and dims[0] < size:
         warnings.append(
             f"warning: matryoshka_dims lacks {size}, so the dimensions after the first {dims[0]} are not trained; add "

@@ -57,6 +57,48 @@ def test_model_init_makes_every_encoder(encoder_dir, tokenizer, arguments, pairs
     assert trainer.criterion.loss == "soft_info_nce"
 
 
+@pytest.mark.parametrize("kind", ["folder", "sentence-transformers", "encoder", "model"])
+def test_a_dict_changes_the_inferred_profile(encoder_dir, tokenizer, profile, arguments, pairs, kind):
+    encoder = load_encoder(encoder_dir, device="cpu")
+    models = {"folder": encoder_dir, "encoder": encoder, "model": encoder.model}
+    models["sentence-transformers"] = SentenceTransformer(str(encoder_dir), device="cpu")
+    changes = {"query_length": 8, "score_scale": 10, "query_prompt": "find: ", "pooling": "cls"}
+    trainer = SoftInfoNCETrainer(models[kind], arguments, pairs, processing_class=tokenizer, encoder=changes)
+    found = trainer.encoder
+    assert (found.query_length, found.score_scale, found.pooling, found.query_prefix) == (8, 10, "cls", "find: ")
+    assert (found.code_length, found.score_function) == (profile.code_length, profile.score_function)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query_lenght": 8}, "encoder: no setting 'query_lenght'; did you mean 'query_length'?"),
+        ({"lora_r": 8}, "encoder: no setting 'lora_r'"),
+        ({"query_length": "8"}, "query_length='8': must be of type int"),
+        ({"pooling": "max"}, "pooling='max': use one of mean"),
+        ({"query_length": 64}, "query_length=64: the model reads at most"),
+    ],
+)
+def test_wrong_changes_are_refused(encoder_dir, arguments, pairs, changes, message):
+    with refused(message):
+        SoftInfoNCETrainer(encoder_dir, arguments, pairs, encoder=changes)
+
+
+def test_options_of_the_encoder_are_no_arguments_of_a_trainer(encoder_dir, arguments, pairs):
+    with refused("query_length: not a training argument", "encoder={'query_length': VALUE}"):
+        SoftInfoNCETrainer(encoder_dir, arguments, pairs, query_length=8)
+
+
+def test_a_token_without_a_vector_is_refused_before_training(encoder_dir, arguments, pairs):
+    encoder = load_encoder(encoder_dir, device="cpu")
+    tokens = len(encoder.tokenizer)
+    encoder.tokenizer.add_tokens(["<new>", "<other>"])
+    with refused(f"the tokenizer has {tokens + 2:,} tokens, but the model has vectors for only {tokens:,}; call"):
+        SoftInfoNCETrainer(encoder, arguments, pairs)
+    encoder.model.resize_token_embeddings(tokens + 2)
+    SoftInfoNCETrainer(encoder, arguments, pairs)
+
+
 def test_other_models_are_refused(arguments, pairs):
     with refused("model: expected a PreTrainedModel encoder", "not Linear"):
         SoftInfoNCETrainer(nn.Linear(2, 2), arguments, pairs)

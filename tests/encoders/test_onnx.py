@@ -26,6 +26,8 @@ EXPORTED = {
     "cls after the prompt": EncoderProfile(pooling="cls", query_prefix="query: ", include_prompt=False, **LENGTHS),
     "mean after the prompt": EncoderProfile(query_prefix="query: ", include_prompt=False, **LENGTHS),
     "last token": EncoderProfile(pooling="last_token", **LENGTHS),
+    "truncated": EncoderProfile(normalize=True, truncate_dim=16, score_function="dot", **LENGTHS),
+    "lower case": EncoderProfile(lower_case=True, **LENGTHS),
 }
 TEXTS = ["  two spaces first", "def f(x):\n    return x", "much too long " * 30, "a </s> inside", "x"]
 
@@ -62,19 +64,20 @@ def test_a_merged_adapter_is_exported_and_new_weights_remove_the_old_export(enco
             if "lora_" in name:
                 parameter.normal_(std=0.1)
     folder = export_encoder(copy.deepcopy(encoder.model), encoder.tokenizer, encoder.profile, tmp_path, merge=True)
-    run_command(["export", str(folder), "--onnx"])
+    run_command(["export", str(folder)])
     assert_equal(folder)
     export(encoder_of(EXPORTED["mean, cosine"]), tmp_path)
     assert not list(tmp_path.glob("onnx/*.onnx"))
-    with refused("no export in onnx/; `soft-trainer export"):
+    with refused("no such export in onnx/; `soft-trainer export"):
         load_encoder(folder, backend="onnx")
 
 
 def test_weights_of_8_bits_are_near(encoder_of, tmp_path):
     folder = export(encoder_of(EXPORTED["mean, cosine"]), tmp_path)
     export_onnx(folder, int8=True)
-    exact, near = load_encoder(folder, device="cpu").encode_codes(TEXTS), None
-    near = load_encoder(folder, backend="onnx").encode_codes(TEXTS)
+    assert_equal(folder)  # unless asked for, the 8-bit weights are not used
+    exact = load_encoder(folder, device="cpu").encode_codes(TEXTS)
+    near = load_encoder(folder, backend="int8").encode_codes(TEXTS)
     assert not torch.equal(exact, near) and torch.cosine_similarity(exact, near).min() > 0.9
 
 
@@ -83,6 +86,8 @@ def test_an_export_removes_the_older_one_of_8_bits(encoder_of, tmp_path):
     assert len(export_onnx(folder, int8=True)) == 2
     assert export_onnx(folder) == [*folder.glob("onnx/*.onnx")]
     assert_equal(folder)
+    with refused("no such export in onnx/", "--int8` writes it"):
+        load_encoder(folder, backend="int8")
 
 
 def test_an_export_of_other_weights_is_refused(encoder_of, tmp_path):
@@ -109,9 +114,10 @@ def test_what_cannot_be_exported_says_why(encoder_of, tmp_path, monkeypatch):
         export_onnx(graph)
     with refused("to export an encoder from the Hub, set output_dir"):
         export_onnx("USER/NAME")
-    with refused("export: no format given; add --onnx"):
-        run_command(["export", str(graph)])
-    with refused("backend='tf': use torch or onnx"):
+    for backend in ("onnx", "int8"):
+        with refused(f"backend='{backend}': base is a static encoder, which needs no export; drop backend"):
+            load_encoder("base", backend=backend)
+    with refused("backend='tf': use torch, onnx or int8"):
         load_encoder(graph, backend="tf")
     plain = export(encoder_of(EXPORTED["cls"]), tmp_path / "plain")
     monkeypatch.setattr("soft_trainer.encoders.onnx_export.has_onnxruntime", lambda: False)

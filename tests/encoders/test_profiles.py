@@ -163,7 +163,8 @@ READ = {"query_length": 32, "code_length": 32, "score_function": "cosine", "scor
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({SETTINGS: {"prompts": {"query": "q: ", "passage": "p: "}}}, {"query_prefix": "q: ", "code_prefix": "p: "}),
+        ({SETTINGS: {"prompts": {"query": "q: ", "passage": "p: "}}}, {"query_prefix": "q: "}),
+        ({SETTINGS: {"prompts": {"document": "d: ", "passage": "p: "}}}, {"code_prefix": "d: "}),
         ({SETTINGS: {"prompts": {"query": "Q: ", "document": None}}}, {"query_prefix": "Q: "}),
         ({POOLING: {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 0}}, {}),
         ({POOLING: {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}}, {"pooling": "cls"}),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from model2vec import StaticModel as Model2Vec
 from refusals import refused
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
@@ -16,12 +16,29 @@ from soft_trainer import load_encoder
 from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.encoding import Encoder, encode, pad
 from soft_trainer.encoders.export import export_encoder
+from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import random_model, train_tokenizer
 from soft_trainer.encoders.static import CHARACTERS, SPECIAL, count_words, distilled, static_model, word_tokenizer
+from soft_trainer.encoders.text_encoder import open_encoder
+from soft_trainer.losses import info_nce
 
 WORDS = "sort a list with quick sort write text to file read all lines remove if it exists reverse string".split()
 LONG = " ".join(np.random.default_rng(0).choice(WORDS, 5000))
+SCRIPTS = [
+    "sort a list 读取文件",
+    "读取文件",
+    "ファイルを sort する",
+    "ファイル",
+    "прочитать",
+    "прочитать и sort",
+    "قراءة ملف",
+    "قراءة sort ملف",
+    "ταξινόμηση",
+    "sort ταξινόμηση text",
+    "x" * 120 + " sort",
+    "sort über größe",
+]
 TEXTS = ["sort a list", "def quickSort(xs): return xs", "read_lines", LONG]
 
 
@@ -57,6 +74,56 @@ def test_every_library_gives_the_same_embeddings(static):
     for text, row in zip(TEXTS, expected, strict=True):
         mean = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).detach()
         assert np.allclose(mean / mean.norm(), row, atol=1e-6)
+
+
+@pytest.fixture(params=["base", "distilled"])
+def with_unknown_words(request, static):
+    """Returns a folder of a static encoder, and the encoder."""
+    if request.param == "base":
+        return located("base"), load_encoder("base", device="cpu")
+    return static[1], static[0]
+
+
+@pytest.mark.slow
+def test_every_library_excludes_unknown_words(with_unknown_words):
+    folder, encoder = with_unknown_words
+    expected = encoder.encode_codes(SCRIPTS).numpy()
+    lengths = np.linalg.norm(expected, axis=1)
+    assert np.allclose(lengths, ["sort" in text for text in SCRIPTS], atol=1e-6)
+    found = {
+        "model2vec": Model2Vec.from_pretrained(folder).encode(SCRIPTS),
+        "sentence-transformers": SentenceTransformer(str(folder), device="cpu").encode(SCRIPTS),
+        "NumPy, queries": open_encoder(folder).encode(SCRIPTS, "query"),
+        "NumPy, functions": open_encoder(folder).encode(SCRIPTS, "code"),
+    }
+    model = AutoModel.from_pretrained(folder).eval()
+    inputs = AutoTokenizer.from_pretrained(folder)(SCRIPTS, return_tensors="pt", padding=True)
+    states = model(**inputs).last_hidden_state.detach() * inputs["attention_mask"][:, :, None]
+    found["AutoModel"] = torch.nn.functional.normalize(states.sum(1)).numpy()
+    for library, embeddings in found.items():
+        assert np.allclose(embeddings, expected, atol=1e-6), library
+
+
+def test_unknown_words_have_no_gradient_and_do_not_stop_the_others(with_unknown_words):
+    _, encoder = with_unknown_words
+    texts = ["读取", "sort a list", "ж" * 120, "write text to file"]
+    inputs = pad([encoder.tokenizer(text)["input_ids"] for text in texts], 0)
+    embeddings = encode(encoder.model.train(), encoder.profile, inputs)
+    info_nce(embeddings[:2] @ embeddings[2:].T * 20).backward()
+    gradient = encoder.model.get_input_embeddings().weight.grad
+    assert not gradient[encoder.tokenizer.unk_token_id].any()
+    assert 1e-3 < gradient.norm() < 1e3
+
+
+def test_an_unknown_vector_that_an_earlier_release_trained_is_excluded(static):
+    encoder, folder = static
+    expected = encoder.encode_codes(SCRIPTS).numpy()
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("word_embedding.weight", "embeddings"):
+        tensors[name][encoder.tokenizer.unk_token_id] = 1
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert np.allclose(load_encoder(folder, device="cpu").encode_codes(SCRIPTS), expected, atol=1e-6)
+    assert np.allclose(open_encoder(folder).encode(SCRIPTS, "code"), expected, atol=1e-6)
 
 
 def test_means_and_gradients_are_those_of_an_xlnet_over_all_tokens(static):

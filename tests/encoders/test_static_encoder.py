@@ -121,6 +121,15 @@ print(sorted(set({modules}) & set(sys.modules)))
         assert lines == ["quick_sort", "[]"]
 
 
+def test_a_query_without_a_known_word_is_searched_by_words_and_the_index_says_so(folder, tmp_path):
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "a.py").write_text("def quick_sort(xs):\n    return sorted(xs)\n")
+    with CodeIndex.build(tree, tmp_path / "index", model=folder) as index:
+        assert not index.search("排序")
+        assert any("knows no word of the query" in notice for notice in index.notices)
+
+
 def test_an_index_keeps_its_static_encoder(folder, tmp_path):
     tree = tmp_path / "tree"
     tree.mkdir()

@@ -1,7 +1,13 @@
 """Options of several objects are looked up together, and references to files are found in them."""
 
-from soft_trainer.options.fields import DataArguments, TrainingOptions
-from soft_trainer.options.option_spec import OptionSpec, Values, references
+import pytest
+from refusals import refused
+
+from soft_trainer import SoftInfoNCETrainingArguments
+from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions, TrainingOptions
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.option_spec import OptionSpec, Values, option_specs, references
+from soft_trainer.options.resolve import resolve
 
 
 def test_the_values_of_several_objects():
@@ -13,3 +19,54 @@ def test_references_are_in_parts_only_if_the_option_takes_several():
     options = {"source_dir": "a, b", "eval_data_dir": "c, d", "loss": None, "estimator": "mine:Own", "seed": 3}
     found = {each.option: each.values for each in references((DataArguments, TrainingOptions), options)}
     assert found == {"source_dir": ("a, b",), "eval_data_dir": ("c", "d"), "estimator": ("mine:Own",)}
+
+
+# ---- Booleans and words ----
+
+
+@pytest.mark.parametrize(("given", "word"), [(True, "true"), (False, "false"), ("auto", "auto")])
+def test_a_bool_becomes_a_word(given, word):
+    arguments = SoftInfoNCETrainingArguments(packing=given, use_cpu=True, loss="info_nce")
+    assert arguments.packing == word
+    arguments.packing = given  # arguments may change until training begins
+    resolve(arguments)
+    assert arguments.packing == word
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (SoftInfoNCETrainingArguments, {"packing": 1}, "packing=1: use one of auto, true, false"),
+        (SoftInfoNCETrainingArguments, {"packing": "no"}, "packing='no': use one of auto, true, false"),
+        (SoftInfoNCETrainingArguments, {"cancel": True}, "cancel=True: use one of none, top_k, ratio"),
+        (SoftInfoNCETrainingArguments, {"bf16": "false"}, "bf16='false': must be True or False"),
+        (SoftInfoNCETrainingArguments, {"gather_negatives": 0}, "gather_negatives=0: must be True or False"),
+        (DataArguments, {"lexical": "false"}, "lexical='false': must be True or False"),
+        (ModelArguments, {"include_prompt": "no"}, "include_prompt='no': must be True or False"),
+        (ModelArguments, {"dtype": 16}, "dtype=16: use one of float32, bfloat16, float16"),
+    ],
+)
+def test_any_other_type_is_refused(kind, options, message):
+    with refused(message):
+        kind(**options)
+
+
+def test_the_annotations_say_which_options_are_booleans():
+    kinds = (SoftInfoNCEOptions, TrainingOptions, DataArguments, ModelArguments)
+    for kind in kinds:
+        for name, spec in option_specs(kind).items():
+            assert spec.boolean or not isinstance(spec.default, bool), name
+
+
+# ---- Options of the encoder ----
+
+
+@pytest.mark.parametrize("name", ["query_length", "code_length", "score_scale", "pooling", "query_prompt"])
+def test_an_option_of_the_encoder_names_its_place_in_python(name):
+    with refused(f"{name}: not a training argument", f"SoftInfoNCETrainer(..., encoder={{'{name}': VALUE}})"):
+        SoftInfoNCETrainingArguments(**{name: 8})
+
+
+def test_lora_is_added_to_the_model_in_python():
+    with refused("lora_r: not a training argument; in Python, call model.add_adapter(peft.LoraConfig(...))"):
+        SoftInfoNCETrainingArguments(lora_r=8)

@@ -7,10 +7,11 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
 from trainings import check_weights, fingerprint_of, still, warned
 
 from soft_trainer.data.split import Split
-from soft_trainer.encoders.adapters import adapter_state, add_lora, has_adapter
+from soft_trainer.encoders.adapters import adapter_state, add_lora, base_name, has_adapter
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.errors import UserError
@@ -208,3 +209,49 @@ def test_a_revision_that_other_libraries_would_not_load_is_named(adapted, traine
     [warning] = warned(trainer_of(arguments={"model": model}))
     assert "revision v2 of its base" in warning
     assert not warned(trainer_of(arguments={"model": model}, merge_lora=True))
+
+
+# ---- A base that its name does not load ----
+
+
+def tuned(model, tokenizer):
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.weight.add_(0.1)
+
+
+def resized(model, tokenizer):
+    tokenizer.add_tokens(["<new>"])
+    model.resize_token_embeddings(len(tokenizer))
+
+
+CHANGED = {
+    tuned: "model: encoder.layer.1.output.dense.weight is not what ",
+    resized: "model: embeddings.word_embeddings.weight is not what ",
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_an_adapter_on_a_changed_base_is_refused(base, tokenizer, profile, trainer_of, tmp_path, change):
+    tokenizer = copy.deepcopy(tokenizer)
+    model = load_model(base, profile)
+    change(model, tokenizer)
+    model.save_pretrained(tmp_path / "changed")
+    add_lora(model, ModelArguments(lora_r=4))
+    arguments = {"model": model, "processing_class": tokenizer}
+    with pytest.raises(
+        UserError, match=rf"{CHANGED[change]}{base} contains.*load it from its folder.*merge_lora=True"
+    ):
+        trainer_of(arguments=arguments)
+    trainer_of(arguments=arguments, merge_lora=True)
+    loaded = load_model(tmp_path / "changed", profile)
+    add_lora(loaded, ModelArguments(lora_r=4))
+    trainer = trainer_of(arguments=arguments | {"model": loaded}, **FAST)
+    trainer.train()
+    trainer.save_model()
+    assert base_name(trainer.model) == str(tmp_path / "changed")
+    texts = ["sort a list", "read a <new> file"]
+    expected = trainer.text_encoder.encode_queries(texts)
+    folder = trainer.args.output_dir
+    torch.testing.assert_close(load_encoder(folder, device="cpu").encode_queries(texts), expected, atol=1e-5, rtol=0)
+    theirs = SentenceTransformer(folder, device="cpu").encode_query(texts)
+    torch.testing.assert_close(torch.tensor(theirs), expected, atol=1e-5, rtol=0)

@@ -1,0 +1,148 @@
+"""Compares an encoder with sentence-transformers, which defines what its own folders embed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from soft_trainer.encoders.encoding import Encoder, tokenize
+from soft_trainer.encoders.hub_files import reading, repository_file
+from soft_trainer.encoders.packaged import located
+from soft_trainer.encoders.profiles import MODULES_FILE, is_inferred_from_modules
+from soft_trainer.encoders.sentence_transformers_fields import SETTINGS_FILE, TRANSFORMER_FILES, check_fields
+from soft_trainer.errors import UserError
+from soft_trainer.files import read_json
+
+MISSING_WEIGHTS = "_missing_weights"  # this attribute of a loaded model lists the weights that its files lack
+LARGEST_COMPARED = 1_000_000_000  # parameters; a larger model would take minutes on a CPU
+LONGEST = 256  # tokens
+TOLERANCE = 1e-3  # relative; rounding causes 1e-6
+TEXTS = (
+    "Parse the HTTP header of getURL(String Name)",
+    "café, naïve façade: Größe ÜBER alles, Žluťoučký kůň",
+    "读取文件的每一行 ファイルを読む",
+    " ".join(f"value_{number} = Compute(number + {number})" for number in range(100)),
+)
+
+
+def is_comparable(model: PreTrainedModel, name_or_path: str | Path | None = None, revision: str | None = None) -> bool:
+    """Returns True if sentence-transformers defines a loaded model's embeddings, and a comparison takes only seconds.
+
+    Args:
+        name_or_path: where the model was loaded from, or None if it came from a `SentenceTransformer`.
+    """
+    quantized = getattr(model.config, "quantization_config", None) is not None
+    if quantized or model.num_parameters() > LARGEST_COMPARED or is_deepspeed_zero3_enabled():
+        return False
+    if getattr(model, MISSING_WEIGHTS, ()):  # each library would draw other random weights
+        return False
+    if name_or_path is None:
+        return model.dtype == torch.float32
+    return is_inferred_from_modules(name_or_path, revision)
+
+
+def compare_with_folder(
+    encoder: Encoder, name_or_path: str | Path, revision: str | None = None, trust_remote_code: bool = False
+) -> None:
+    """Compares the embeddings of `TEXTS` with those that sentence-transformers computes from the same files.
+
+    Raises:
+        UserError: they differ. The message names the fields that may be the cause.
+    """
+    if encoder.profile.pooling == "pooler" and getattr(encoder.model, "pooler", None) is None:
+        return  # the user's options pool in another way
+    from sentence_transformers import SentenceTransformer  # slow to import
+
+    with reading(name_or_path, revision), torch.random.fork_rng(devices=[]):
+        theirs = SentenceTransformer(
+            str(located(name_or_path)),
+            device="cpu",
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            model_kwargs={"dtype": torch.float32},
+        )
+    compare_encoders(encoder, theirs, str(name_or_path), _unknown_fields(name_or_path, revision))
+
+
+def compare_encoders(encoder: Encoder, theirs, name: str, unknown: list[str] | None = None) -> None:
+    """Compares an encoder's embeddings of `TEXTS` with those of a `SentenceTransformer`.
+
+    Args:
+        unknown: fields of the files that this package does not know, for the message.
+
+    Raises:
+        UserError: they differ.
+    """
+    module = theirs[0]
+    lengths = {each: getattr(module, each, None) for each in ("max_seq_length", "query_length", "document_length")}
+    for each, length in lengths.items():
+        if length is not None and length > LONGEST:
+            setattr(module, each, LONGEST)
+    profile = encoder.profile
+    profile = profile.replace(
+        query_length=min(profile.query_length, LONGEST), code_length=min(profile.code_length, LONGEST)
+    )
+    ours = Encoder(encoder.model, encoder.tokenizer, profile)
+    try:
+        for side, encode, expected in (
+            ("query", ours.encode_queries, theirs.encode_query),
+            ("code", ours.encode_codes, theirs.encode_document),
+        ):
+            found = encode(TEXTS).cpu()
+            right = expected(list(TEXTS), convert_to_tensor=True, show_progress_bar=False).cpu()
+            difference = _difference(found, right)
+            if difference:
+                cause = _cause(ours, theirs, side)
+                if unknown:
+                    cause = f"unknown fields: {', '.join(unknown)}"
+                raise UserError(
+                    f"{name}: sentence-transformers gives other embeddings ({difference}). Likely cause: {cause}. "
+                    "To ignore the sentence-transformers files, set profile to the name of a profile"
+                )
+    finally:
+        for each, length in lengths.items():
+            if length is not None:
+                setattr(module, each, length)
+
+
+def _difference(found: torch.Tensor, expected: torch.Tensor) -> str:
+    """Describes how embeddings, Tensor[n, d], differ. Returns "" if they are equal up to rounding."""
+    if found.shape != expected.shape:
+        return f"{expected.shape[1]} dimensions, not {found.shape[1]}"
+    errors = (found - expected).norm(dim=1) / expected.norm(dim=1).clamp(min=1e-9)
+    if errors.max() <= TOLERANCE:
+        return ""
+    return f"by up to {errors.max():.2g} of their length"
+
+
+def _cause(encoder: Encoder, theirs, side: str) -> str:
+    """Returns which fields to look at: those of the tokenizer if token ids differ, otherwise those of the modules."""
+    profile = encoder.profile
+    prefix = getattr(profile, f"{side}_prefix")
+    ours = tokenize(encoder.tokenizer, TEXTS, prefix, getattr(profile, f"{side}_length"))
+    task = {"query": "query", "code": "document"}[side]
+    features = theirs.preprocess(list(TEXTS), prompt=theirs.prompts.get(task), task=task)
+    mask = features["attention_mask"].bool()
+    right = [ids[kept].tolist() for ids, kept in zip(features["input_ids"], mask, strict=True)]
+    if ours == right:
+        return f"the modules in {MODULES_FILE} or their configuration, because the token ids are equal"
+    return f"the prompt {task!r}, the length, do_lower_case or the tokenizer's files, because the token ids differ"
+
+
+def _unknown_fields(name_or_path: str | Path, revision: str | None) -> list[str]:
+    """Returns the fields of the sentence-transformers files that are in no table, such as "FILE: field=value"."""
+    unknown = []
+    files = {SETTINGS_FILE: "settings"} | dict.fromkeys(TRANSFORMER_FILES[:1], "Transformer")
+    modules = repository_file(name_or_path, MODULES_FILE, revision)
+    for entry in read_json(modules, list):
+        kind = entry["type"].rsplit(".", 1)[-1]
+        if kind in ("Pooling", "Normalize"):
+            files[f"{entry['path']}/config.json"] = kind
+    for file, kind in files.items():
+        path = repository_file(name_or_path, file, revision)
+        if path:
+            unknown += check_fields(kind, file, read_json(path))
+    return unknown

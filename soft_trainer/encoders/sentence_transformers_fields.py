@@ -1,0 +1,118 @@
+"""Lists the fields of sentence-transformers' files: which a profile applies, and which do not affect embeddings.
+
+A field with a list is supported only with these values. Fields that no list contains come from other releases; the
+comparison at loading shows whether they matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from soft_trainer.errors import UserError
+
+SETTINGS_FILE = "config_sentence_transformers.json"
+TRANSFORMER_FILE = "sentence_bert_config.json"
+# Earlier releases named the file after the model.
+TRANSFORMER_FILES = (
+    TRANSFORMER_FILE,
+    *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta")),
+    "sentence_xlnet_config.json",
+)
+APPLIED = "applied"
+NO_EFFECT = "no effect on embeddings in float32"
+_TRANSFORMER = {
+    "max_seq_length": APPLIED,
+    "query_length": APPLIED,
+    "document_length": APPLIED,
+    "do_lower_case": APPLIED,
+    "modality_config": APPLIED,
+    "module_output_name": APPLIED,
+    "processor_kwargs.model_max_length": APPLIED,
+    "transformer_task": ["feature-extraction"],
+    "query_expansion": [None],
+    "tokenizer_name_or_path": [None],
+    "processing_kwargs": [{}, None],
+    "processing_kwargs.text": [{}],
+    "processing_kwargs.common": [{}],
+    "processing_kwargs.chat_template": NO_EFFECT,
+    "unpad_inputs": NO_EFFECT,
+    "model_kwargs.add_pooling_layer": NO_EFFECT,
+    "model_kwargs.attn_implementation": NO_EFFECT,
+    "model_kwargs.device_map": NO_EFFECT,
+    "model_kwargs.dtype": NO_EFFECT,
+    "model_kwargs.low_cpu_mem_usage": NO_EFFECT,
+    "model_kwargs.torch_dtype": NO_EFFECT,
+    "model_kwargs.trust_remote_code": NO_EFFECT,
+    "model_kwargs.use_safetensors": NO_EFFECT,
+    "processor_kwargs.padding_side": NO_EFFECT,
+    "processor_kwargs.trust_remote_code": NO_EFFECT,
+    "processor_kwargs.use_fast": NO_EFFECT,
+    "config_kwargs.trust_remote_code": NO_EFFECT,
+    "config_kwargs.use_cache": NO_EFFECT,
+}
+_SETTINGS = {
+    "prompts": APPLIED,
+    "similarity_fn_name": APPLIED,
+    "truncate_dim": APPLIED,
+    "model_type": ["SentenceTransformer"],
+    "default_prompt_name": NO_EFFECT,  # `encode_query` and `encode_document` use their own prompts
+    "__version__": NO_EFFECT,
+}
+_POOLING = {
+    "pooling_mode": APPLIED,
+    "pooling_mode_cls_token": APPLIED,
+    "pooling_mode_max_tokens": APPLIED,
+    "pooling_mode_mean_tokens": APPLIED,
+    "pooling_mode_mean_sqrt_len_tokens": APPLIED,
+    "pooling_mode_weightedmean_tokens": APPLIED,
+    "pooling_mode_lasttoken": APPLIED,
+    "include_prompt": APPLIED,
+    "embedding_dimension": NO_EFFECT,
+    "word_embedding_dimension": NO_EFFECT,
+}
+_NORMALIZE = {
+    "module_input_name": ["sentence_embedding"],
+    "module_output_name": ["sentence_embedding", None],
+}
+FIELDS = {"Transformer": _TRANSFORMER, "settings": _SETTINGS, "Pooling": _POOLING, "Normalize": _NORMALIZE}
+# Keyword arguments by the names of earlier releases. A field that neither name has in the table is refused.
+_KEYWORDS = {
+    "model_args": "model_kwargs",
+    "model_kwargs": "model_kwargs",
+    "tokenizer_args": "processor_kwargs",
+    "processor_kwargs": "processor_kwargs",
+    "config_args": "config_kwargs",
+    "config_kwargs": "config_kwargs",
+}
+
+
+def flat_fields(content: Mapping) -> dict[str, object]:
+    """Returns the fields of a module's configuration. Keyword arguments become fields such as `model_kwargs.dtype`."""
+    fields = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping) and (name in _KEYWORDS or name == "processing_kwargs"):
+            fields |= {f"{_KEYWORDS.get(name, name)}.{key}": each for key, each in value.items()}
+        else:
+            fields[name] = value
+    return fields
+
+
+def check_fields(kind: str, file: str, content: Mapping) -> list[str]:
+    """Checks a file's fields against the table, and returns those that the table does not have.
+
+    Args:
+        kind: a key of `FIELDS`.
+
+    Raises:
+        UserError: a profile cannot express a field. The message starts with the file.
+    """
+    unknown = []
+    for name, value in flat_fields(content).items():
+        effect = FIELDS[kind].get(name)
+        if effect is None and "kwargs." in name:
+            effect = []
+        if effect is None:
+            unknown.append(f"{file}: {name}={value!r}")
+        elif isinstance(effect, list) and value not in effect:
+            raise UserError(f"{file}: {name}={value!r} is not supported")
+    return unknown
