@@ -26,6 +26,30 @@ _TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
 _DIRECTIVE = re.compile(rb"^[ \t]*#[ \t]*(?:define|pragma|error|warning)\b", re.MULTILINE)
 _END_OF_LINE = re.compile(rb"[ \t\r]*(?:\n|//|\Z)")
 _COMMENT_STRING_OR_END = re.compile(rb"/\*|//|\"(?:\\.|[^\"\\\n])*\"|(?<!\\)\n")
+_CAPITALS = rb"\b[A-Z][A-Z0-9_]+\b(?:[ \t]*\([^()\n]*\))?"
+_BASIC_TYPES = rb"(?:auto|bool|char|double|float|int|long|short|signed|unsigned|void)\b"
+_KEYWORDS = (
+    rb"(?:case|class|const|constexpr|delete|else|enum|explicit|extern|friend|goto|inline|namespace|new|register|return"
+    rb"|static|struct|template|throw|typedef|typename|union|using|virtual|volatile)\b"
+)
+_NAME_BEFORE_BRACKET = rb"[\s*&]*[A-Za-z_~][\w:~]*\s*\("
+# Macros, each after what stays before it.
+_MACROS = tuple(
+    re.compile(pattern.replace(b"MACRO", _CAPITALS), re.MULTILINE)
+    for pattern in (
+        # class API Cart {
+        rb"(\b(?:class|struct|union|enum|namespace)\s+)(MACRO)(?=\s+\w+(?:\s+final)?\s*(?::(?!:)|\{))",
+        # int API total(
+        rb"(\b(?!" + _KEYWORDS + rb")\w+[\s*&>]*[\s*&])(MACRO)(?=\s" + _NAME_BEFORE_BRACKET + rb")",
+        # API static int total(
+        rb"^([ \t]*(?:" + _KEYWORDS + rb"\s+)*)(MACRO)(?=\s+(?!const\b)(?:" + _KEYWORDS + b"|" + _BASIC_TYPES + rb"))",
+        # API Price total(
+        rb"^([ \t]*(?:" + _KEYWORDS + rb"\s+)*)(MACRO)(?=\s+(?!" + _KEYWORDS + rb")\w+[\s*&]" + _NAME_BEFORE_BRACKET + rb")",
+        # total(int count UNUSED)
+        rb"(\b(?!" + _KEYWORDS + rb")\w+[\s*&]+(?!" + _KEYWORDS + b"|" + _BASIC_TYPES
+        + rb")\w+(?:\[\w*\])?\s+)(MACRO)(?=\s*[,)])",
+    )
+)
 _NOT_A_NEWLINE = re.compile(rb"[^\n]")
 _REFERENCES = ("reference_declarator", "function_declarator")
 _DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenthesized_declarator")
@@ -38,7 +62,7 @@ def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
     """
     deadline = time.monotonic() + seconds
     if language in ("c", "cpp"):
-        source = _without_inner_comments(source)
+        source = _without_macros(_without_inner_comments(source))
 
     def read(at: int, _) -> bytes:
         # The parser of tree-sitter 0.26 stops only if `read` reports the end of the text.
@@ -76,6 +100,16 @@ def _without_inner_comments(source: bytes) -> bytes:
                 kept += [source[done : found.start()], blank]
                 done = at
     return b"".join([*kept, source[done:]])
+
+
+def _without_macros(source: bytes) -> bytes:
+    """Blanks words in capitals where only a macro can stand. The positions of all bytes stay.
+
+    Not every such word is a macro: `U32` and `BYTE` are types.
+    """
+    for pattern in _MACROS:
+        source = pattern.sub(lambda found: found[1] + _NOT_A_NEWLINE.sub(b" ", found[2]), source)
+    return source
 
 
 class Definition(NamedTuple):

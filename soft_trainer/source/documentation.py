@@ -15,6 +15,10 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 # The example that follows "... For example:" is not part of the summary.
 _LEAD_IN = re.compile(r"(?i)(?<=[.!?)])\s+(for (example|instance)|examples?|usage|e\.g\.|as follows)\s*:+\s*$")
 
+# Tags of Doxygen, JSDoc and TSDoc for a comment that belongs to its file.
+_FILE_TAG = re.compile(r"(?m)^[\s/*!]*[@\\](file|fileoverview|overview|module|packageDocumentation|mainpage|page)\b")
+_LICENCE = re.compile(r"(?i)\bcopyright\b|\blicen[cs]ed?\b|\(c\)")
+
 Substitution = tuple[str, str | Callable[[re.Match[str]], str]]
 
 
@@ -76,6 +80,16 @@ def summary(docstring: str, style: DocStyle) -> str:
         if text and not re.match(style.skip, line):
             lines.append(text)
     return _LEAD_IN.sub("", "\n".join(lines))
+
+
+def is_header(comment: str, first: bool, apart: bool) -> bool:
+    """Returns True if a doc comment describes its file, or is a licence.
+
+    Args:
+        first: True if nothing stands before the comment.
+        apart: True if a blank line follows.
+    """
+    return bool(_FILE_TAG.search(comment)) or (first and apart and bool(_LICENCE.search(comment)))
 
 
 def document_tokens(text: str) -> list[str]:

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 from tree_sitter import Node, QueryCursor
 
 from soft_trainer.source.definitions import definitions, last_child, name_node, node_text, queries
-from soft_trainer.source.documentation import document_tokens, summary
+from soft_trainer.source.documentation import document_tokens, is_header, summary
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 
 Row = dict[str, Any]  # the columns of CodeSearchNet
 Span = tuple[int, int]
 # Blanks up to the end of the line, and the blank lines after it.
 _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
-_NO_CODE = re.compile(rb"[ \t\r]*(?:\n|//|/\*|#|\Z)")  # the end of a line, perhaps after a comment
+# Frames, and Doxygen's comments on what stands before them.
+_NO_DOCUMENTATION = re.compile(r"/\*\*(?=[*/])|////|/\*[*!]<|//[/!]<")
 _START = attrgetter("start_byte")
 _MAX_OVERLOADS = 50
 
@@ -89,14 +90,15 @@ class FileFunctions:
             return
         self._strings = set(self.table.strings.split())
         self._comments = comments(root, language)
-        self._by_last_row = {self._last_row(node): node for node in self._comments}
-        # The last and the first row of attributes and decorators that have no code after them on their last line.
-        self._attributes: dict[int, int] = {}
-        self._signatures = defaultdict(list)
+        self._gap = re.compile(self.table.gap.encode())
         captures = QueryCursor(queries(language)[2]).captures(root)
-        for node in sorted(captures.get("attribute", []), key=_START):
-            if _NO_CODE.match(source, node.end_byte):
-                self._attributes.setdefault(node.end_point[0], node.start_point[0])
+        attributes = captures.get("attribute", [])
+        # What may stand between a doc comment and its function, in order, without the comments inside attributes.
+        self._between: list[Node] = []
+        for node in sorted([*self._comments, *attributes], key=_START):
+            if not self._between or node.start_byte >= self._between[-1].end_byte:
+                self._between.append(node)
+        self._signatures = defaultdict(list)
         for node in sorted(captures.get("signature", []), key=_START):
             if name := node.child_by_field_name("name"):
                 self._signatures[node_text(source, name)].append(node)
@@ -210,21 +212,21 @@ class FileFunctions:
         return ""
 
     def _doc_comment(self, function: Function) -> str:
-        """Returns the doc comment above a function, below its annotations, or above an overload's signature."""
+        """Returns the doc comment before a function, or between its annotations and its name, or before a signature."""
         outermost = self._outermost(function.named)
-        found = self._comment_above(outermost.start_point[0])
+        found = self._comment_before(outermost.start_byte)
         name = name_node(function.node)
         if found or name is None:
             return found
         first = bisect_left(self._comments, function.node.start_byte, key=_START)
         last = bisect_left(self._comments, name.start_byte, key=_START)
         if first < last:
-            return self._comment_above(self._last_row(self._comments[last - 1]) + 1)
+            return self._comment_before(self._end(self._comments[last - 1]))
         signatures = self._signatures.get(node_text(self.source, name), [])
         last = bisect_left(signatures, name.start_byte, key=_START)
         for signature in reversed(signatures[max(last - _MAX_OVERLOADS, 0) : last]):
             other = self._outermost(signature)
-            if other.parent == outermost.parent and (found := self._comment_above(other.start_point[0])):
+            if other.parent == outermost.parent and (found := self._comment_before(other.start_byte)):
                 return found
         return ""
 
@@ -234,35 +236,39 @@ class FileFunctions:
             node = node.parent
         return node
 
-    @staticmethod
-    def _last_row(node: Node) -> int:
-        """Returns a node's last row. In some grammars, a comment ends at the start of the next line."""
-        return node.end_point[0] - (node.end_point[1] == 0)
+    def _end(self, node: Node) -> int:
+        """Returns a node's end. In some grammars, a comment ends at the start of the next line."""
+        return node.start_byte + len(self.source[node.start_byte : node.end_byte].rstrip())
 
-    def _comment_above(self, row: int) -> str:
-        """Returns the doc comment that ends on the line above `row`, or "" if there is none.
+    def _comment_before(self, at: int) -> str:
+        """Returns the nearest doc comment before byte `at`, or "" if code comes between.
 
-        Consecutive line comments count as one comment. Lines with only attributes or decorators are skipped.
+        Attributes, decorators, comments that are not documentation, and what the language's `gap` matches are skipped.
+        Line comments on consecutive lines count as one comment.
         """
         lines: list[str] = []
-        row -= 1
-        while True:
-            if row in self._attributes:
-                row = self._attributes[row] - 1
+        for index in reversed(range(bisect_left(self._between, at, key=_START))):
+            node = self._between[index]
+            gap = self.source[self._end(node) : at]
+            if not self._gap.fullmatch(gap) or (lines and gap.count(b"\n") > 1):
+                break
+            at = node.start_byte
+            if not node.type.endswith("comment"):  # an attribute
                 continue
-            comment = self._by_last_row.get(row)
-            if comment is None:
-                return "\n".join(lines)
-            line_start = self.source.rfind(b"\n", 0, comment.start_byte) + 1
-            if self.source[line_start : comment.start_byte].strip():  # the comment follows code on the same line
-                return "\n".join(lines)
-            row = comment.start_point[0] - 1
-            text = node_text(self.source, comment).rstrip()
-            is_doc = text.startswith(self.table.doc_prefix)
-            if text.startswith(("/*", "=begin")):
-                return text if is_doc else "\n".join(lines)
-            if is_doc:
-                lines.insert(0, text)
+            text = node_text(self.source, node).rstrip()
+            is_block = text.startswith(("/*", "=begin"))
+            if is_block and lines:
+                break
+            if not text.startswith(self.table.doc_prefix) or _NO_DOCUMENTATION.match(text):
+                continue
+            after_code = self.source[self.source.rfind(b"\n", 0, at) + 1 : at].strip()
+            first = not self.source[:at].strip()
+            if after_code or is_header(text, first, apart=gap.count(b"\n") > 1):
+                break
+            if is_block:
+                return text
+            lines.insert(0, text)
+        return "\n".join(lines)
 
 
 def _parameters(source: bytes, node: Node | None) -> str:

@@ -29,6 +29,8 @@ class SourceLanguage:
         types: the other node types that define a name: structures, aliases, macros. Search returns them as results.
         wrappers: the node types that may enclose a function and name it (`exports.f = function () {}`), or come
             between a function and its doc comment. The value is the field with the name, or "" if there is none.
+        gap: a pattern for the text that may come between a function and its doc comment, besides attributes and other
+            comments.
         doc_prefix: the beginnings of doc comments. Other comments (`/* ... */` in Java) are not documentation.
         docstring_in_body: True if the documentation is the first statement of the body.
         nested: True if nested functions also become rows.
@@ -47,6 +49,7 @@ class SourceLanguage:
     containers: str = ""
     types: str = ""
     wrappers: dict[str, str] = field(default_factory=dict)
+    gap: str = r"\s*"
     doc_prefix: tuple[str, ...] = ("/**",)
     docstring_in_body: bool = False
     nested: bool = False
@@ -76,6 +79,8 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         attributes='((call method: (identifier) @name) @attribute (#eq? @name "sig"))',
         containers="class module",
         style=documentation.RUBY,
+        # At most one blank line, and words before `def`: `private def total`.
+        gap=r"[ \t]*\n?(?:[ \t]*\n)?[ \t]*(?:\b\w+[ \t]+)*",
         doc_prefix=("#", "=begin"),
         constructors="initialize",
         magic_methods=r"to_s|to_text|inspect|display|dup|clone|equal\?|eql\?|hash|===?|!=|=~|<=>|[<>]=?|between\?",
@@ -133,6 +138,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         functions="function_declaration method_declaration",
         strings="interpreted_string_literal raw_string_literal rune_literal",
         style=documentation.GO,
+        gap=r"\s?[ \t]*",
         doc_prefix=("//", "/*"),
         types="type_spec type_alias",
         magic_methods="String|GoString",
@@ -142,6 +148,8 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         functions="function_definition",
         strings="string_literal char_literal system_lib_string",
         style=documentation.DOXYGEN,
+        # Macros before the function: `XMLPUBFUN`, `ATTRIBUTE(pure)`.
+        gap=r"\s*(?:\b[A-Z][A-Z0-9_]*\b(?:\([^()]*\))?[ \t]*\n?[ \t]*)*",
         doc_prefix=("/**", "/*!", "///", "//!"),
         types="struct_specifier union_specifier enum_specifier type_definition preproc_function_def",
     ),
