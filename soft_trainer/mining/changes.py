@@ -166,7 +166,7 @@ class ChangeReader:
                 file = new
             function = file.functions[name]
             row = file.row(function) | {"url": function_url(file.path, name)}
-            yield row, "syntax error" if function.node.has_error else first_broken(row, CHANGE_RULES)
+            yield row, "syntax error" if function.broken else first_broken(row, CHANGE_RULES)
 
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:
         """Returns the functions in one version of a changed file, or no functions if that version does not exist."""

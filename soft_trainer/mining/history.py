@@ -355,7 +355,7 @@ class _History:
                 continue
             for name, function in file.functions.items():
                 row = file.row(function) | {"url": function_url(renamed.get(path, path), name)}
-                if not function.node.has_error and not first_broken(row, rules):
+                if not function.broken and not first_broken(row, rules):
                     yield row, function
 
 

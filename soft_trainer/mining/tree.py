@@ -294,9 +294,9 @@ def _mine_file(
     if tree is None:
         return "unparseable", []
     judged = []
-    for row, node in functions(tree, source, language, path, documented):
+    for row, function in functions(tree, source, language, path, documented):
         reason = first_broken(row, CODE_RULES, keep)
-        if not reason and node.has_error:
+        if not reason and function.broken:
             reason = "unparseable"
         found = None
         if not reason:

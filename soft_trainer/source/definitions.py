@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tree_sitter import Node, Query, QueryCursor
 
 from soft_trainer.source.grammars import parser
-from soft_trainer.source.languages import SOURCE_LANGUAGES
+from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
 
 # Searching the children of a syntax error takes quadratic time, 20 s for 80,000 children.
 MAX_ERROR_CHILDREN = 10_000
@@ -26,31 +26,36 @@ _TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
 _DIRECTIVE = re.compile(rb"^[ \t]*#[ \t]*(?:define|pragma|error|warning)\b", re.MULTILINE)
 _END_OF_LINE = re.compile(rb"[ \t\r]*(?:\n|//|\Z)")
 _COMMENT_STRING_OR_END = re.compile(rb"/\*|//|\"(?:\\.|[^\"\\\n])*\"|(?<!\\)\n")
-_CAPITALS = rb"\b[A-Z][A-Z0-9_]+\b(?:[ \t]*\([^()\n]*\))?"
-_BASIC_TYPES = rb"(?:auto|bool|char|double|float|int|long|short|signed|unsigned|void)\b"
-_KEYWORDS = (
+# Comments, directives, strings and characters, in which no macro is looked for.
+_NO_MACROS = re.compile(
+    rb"/\*.*?(?:\*/|\Z)|//[^\n]*|^[ \t]*#(?:/\*.*?(?:\*/|\Z)|\\\n|[^\n])*"
+    rb"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'",
+    re.DOTALL | re.MULTILINE,
+)
+_TYPE = rb"(?:auto|bool|char|double|float|int|long|short|signed|unsigned|void)\b"
+_KEYWORD = (
     rb"(?:case|class|const|constexpr|delete|else|enum|explicit|extern|friend|goto|inline|namespace|new|register|return"
     rb"|static|struct|template|throw|typedef|typename|union|using|virtual|volatile)\b"
 )
-_NAME_BEFORE_BRACKET = rb"[\s*&]*[A-Za-z_~][\w:~]*\s*\("
-# Macros, each after what stays before it.
-_MACROS = tuple(
-    re.compile(pattern.replace(b"MACRO", _CAPITALS), re.MULTILINE)
-    for pattern in (
-        # class API Cart {
-        rb"(\b(?:class|struct|union|enum|namespace)\s+)(MACRO)(?=\s+\w+(?:\s+final)?\s*(?::(?!:)|\{))",
-        # int API total(
-        rb"(\b(?!" + _KEYWORDS + rb")\w+[\s*&>]*[\s*&])(MACRO)(?=\s" + _NAME_BEFORE_BRACKET + rb")",
-        # API static int total(
-        rb"^([ \t]*(?:" + _KEYWORDS + rb"\s+)*)(MACRO)(?=\s+(?!const\b)(?:" + _KEYWORDS + b"|" + _BASIC_TYPES + rb"))",
-        # API Price total(
-        rb"^([ \t]*(?:" + _KEYWORDS + rb"\s+)*)(MACRO)(?=\s+(?!" + _KEYWORDS + rb")\w+[\s*&]" + _NAME_BEFORE_BRACKET + rb")",
-        # total(int count UNUSED)
-        rb"(\b(?!" + _KEYWORDS + rb")\w+[\s*&]+(?!" + _KEYWORDS + b"|" + _BASIC_TYPES
-        + rb")\w+(?:\[\w*\])?\s+)(MACRO)(?=\s*[,)])",
-    )
+_PATTERNS = {
+    b"CAPITALS": rb"\b_*[A-Z][A-Z0-9_]+\b(?:[ \t]*\([^()\n]*\))?",
+    b"NAME": rb"[A-Za-z_~][\w:~]*",
+    b"KEYWORD": _KEYWORD,
+    b"TYPE": _TYPE,
+}
+# Words in capitals that are macros, each after what stands before it. Not every such word is a macro: `U32` and `BYTE`
+# are types.
+_MACROS = (
+    rb"(\b(?:class|struct|union|enum|namespace)\s+)(CAPITALS)(?=\s+\w+(?:<[^<>;{}]*>)?(?:\s+final)?\s*(?::(?!:)|\{))",
+    rb"(\b(?!KEYWORD)\w+[\s*&>]*[\s*&])(CAPITALS(?:\s+CAPITALS)*)(?=\s[\s*&]*NAME\s*\()",  # int API total(
+    rb"^([ \t]*(?:KEYWORD\s+)*)(CAPITALS)(?=\s+(?!const\b)(?:KEYWORD|TYPE))",  # API static int total(
+    rb"^([ \t]*(?:KEYWORD\s+)*)(CAPITALS)(?=\s+(?!KEYWORD)\w+[\s*&][\s*&]*NAME\s*\()",  # API Price total(
+    rb"(\b(?!KEYWORD)\w+[\s*&]+(?!KEYWORD|TYPE)\w*[a-z]\w*(?:\[\w*\])?\s+)(CAPITALS)(?=\s*[,)])",  # total(int count UNUSED)
+    rb"(\)(?:[ \t]*\n[ \t])?[ \t]*(?:const\s+)?)(CAPITALS)(?=\s*\{)",  # int total() API {
 )
 _NOT_A_NEWLINE = re.compile(rb"[^\n]")
+# What a macro can make look like a function: `CHECK(x) if (x) { }`.
+_STATEMENT = re.compile(rb"(?:if|for|while|switch|return|else|catch)\b")
 _REFERENCES = ("reference_declarator", "function_declarator")
 _DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenthesized_declarator")
 
@@ -61,7 +66,7 @@ def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
     Some files, even files of 200 bytes, make the parser hang forever. All other files take far less than a minute.
     """
     deadline = time.monotonic() + seconds
-    if language in ("c", "cpp"):
+    if language in PREPROCESSED:
         source = _without_macros(_without_inner_comments(source))
 
     def read(at: int, _) -> bytes:
@@ -102,14 +107,31 @@ def _without_inner_comments(source: bytes) -> bytes:
     return b"".join([*kept, source[done:]])
 
 
-def _without_macros(source: bytes) -> bytes:
-    """Blanks words in capitals where only a macro can stand. The positions of all bytes stay.
-
-    Not every such word is a macro: `U32` and `BYTE` are types.
-    """
+@cache
+def _macros() -> list[re.Pattern[bytes]]:
+    """Returns patterns for words in capitals that are macros. The second group is the macro."""
+    patterns = []
     for pattern in _MACROS:
-        source = pattern.sub(lambda found: found[1] + _NOT_A_NEWLINE.sub(b" ", found[2]), source)
-    return source
+        for name, meaning in _PATTERNS.items():
+            pattern = pattern.replace(name, meaning)
+        patterns.append(re.compile(pattern, re.MULTILINE))
+    return patterns
+
+
+def _without_macros(source: bytes) -> bytes:
+    """Blanks macros such as `API` in `class API Cart {`, where the grammars find no class. The bytes keep their places."""
+    code = bytearray(_NO_MACROS.sub(_blank, source))
+    blanked = bytearray(source)
+    for pattern in _macros():
+        for found in list(pattern.finditer(code)):
+            start, end = found.span(2)
+            blanked[start:end] = code[start:end] = _NOT_A_NEWLINE.sub(b" ", found[2])
+    return bytes(blanked)
+
+
+def _blank(found: re.Match[bytes]) -> bytes:
+    """Returns as many blanks as were found. Line breaks stay."""
+    return _NOT_A_NEWLINE.sub(b" ", found[0])
 
 
 class Definition(NamedTuple):
@@ -151,6 +173,8 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
             continue
         if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
             continue
+        if language in PREPROCESSED and kind == "function" and _STATEMENT.match(source, _name_start(node)):
+            continue
         # A wrapper of an enclosing definition may end here too: a decorated class ends with its last method.
         first = around[-1].node.start_byte if around else 0
         own = [
@@ -178,6 +202,11 @@ def name_node(node: Node) -> Node | None:
         if node.type not in _DECLARATORS:
             name = node
     return name
+
+
+def _name_start(node: Node) -> int:
+    """Returns the position of a definition's name, or of the definition if it has no name."""
+    return (name_node(node) or node).start_byte
 
 
 def last_child(node: Node, *kinds: str) -> Node | None:

@@ -16,7 +16,7 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 _LEAD_IN = re.compile(r"(?i)(?<=[.!?)])\s+(for (example|instance)|examples?|usage|e\.g\.|as follows)\s*:+\s*$")
 
 # Tags of Doxygen, JSDoc and TSDoc for a comment that belongs to its file.
-_FILE_TAG = re.compile(r"(?m)^[\s/*!]*[@\\](file|fileoverview|overview|module|packageDocumentation|mainpage|page)\b")
+_FILE_TAG = re.compile(r"(?m)^[\s/*!]*[@\\](file|fileoverview|overview|module|packageDocumentation|mainpage)(?![\w:])")
 _LICENCE = re.compile(r"(?i)\bcopyright\b|\blicen[cs]ed?\b|\(c\)")
 
 Substitution = tuple[str, str | Callable[[re.Match[str]], str]]

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from tree_sitter import Node, QueryCursor
 
-from soft_trainer.source.definitions import definitions, last_child, name_node, node_text, queries
+from soft_trainer.source.definitions import Definition, definitions, last_child, name_node, node_text, queries
 from soft_trainer.source.documentation import document_tokens, is_header, summary
-from soft_trainer.source.languages import SOURCE_LANGUAGES
+from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
 
 Row = dict[str, Any]  # the columns of CodeSearchNet
 Span = tuple[int, int]
@@ -27,8 +27,8 @@ _MAX_OVERLOADS = 50
 
 def functions(
     root: Node, source: bytes, language: str, path: str, documented: bool = False
-) -> Iterator[tuple[Row, Node]]:
-    """Yields a row and the syntax node for each named function in `source` that has a body.
+) -> Iterator[tuple[Row, Function]]:
+    """Yields the row of each named function in `source` that has a body, and the function.
 
     A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. `docstring` and
     `docstring_tokens` are empty if a function has no documentation. If the documentation consists only of tags, only
@@ -40,7 +40,7 @@ def functions(
     file = FileFunctions(root, source, language, path)
     for function in file.functions.values():
         if not documented or file.docstring(function):
-            yield file.row(function), function.node
+            yield file.row(function), function
 
 
 class Function(NamedTuple):
@@ -52,6 +52,8 @@ class Function(NamedTuple):
         node: the syntax node.
         named: the node that includes the name. For `f = function () {}`, this is the parent of `node`.
         body: the syntax node of the body.
+        broken: True if the function has a syntax error. Where there is a preprocessor, the body may have some: the
+            grammars do not know its macros.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Function(NamedTuple):
     node: Node
     named: Node
     body: Node
+    broken: bool
 
     @property
     def lines(self) -> Span:
@@ -118,9 +121,11 @@ class FileFunctions:
         """Yields the named functions that have a body, but only the first of several functions on the same lines."""
         end = 0
         lines = set()
-        for found in definitions(root, self.source, self.language):
-            node = found.node
-            if found.kind != "function" or (node.end_byte <= end and not self.table.nested):
+        found = list(definitions(root, self.source, self.language))
+        swallowing = _swallowing(found) if self.language in PREPROCESSED else set()
+        for definition in found:
+            node = definition.node
+            if definition.kind != "function" or node.id in swallowing or (node.end_byte <= end and not self.table.nested):
                 continue
             end = max(end, node.end_byte)
             named = node
@@ -128,10 +133,16 @@ class FileFunctions:
                 named = node.parent
                 if not self.table.wrappers.get(named.type):
                     continue
-            scope = [outer.name for outer in found.around if outer.kind == "container"]
+            scope = [outer.name for outer in definition.around if outer.kind == "container"]
             body = node.child_by_field_name("body") or last_child(node, "function_body")
-            function = Function(".".join([*scope, found.name]), _parameters(self.source, node), node, named, body)
-            if body is not None and found.name and function.lines not in lines:
+            if body is None or not definition.name:
+                continue
+            name = ".".join([*scope, definition.name])
+            broken = node.has_error
+            if self.language in PREPROCESSED:
+                broken = _is_broken(node, body)
+            function = Function(name, _parameters(self.source, node), node, named, body, broken)
+            if function.lines not in lines:
                 lines.add(function.lines)
                 yield function
 
@@ -269,6 +280,23 @@ class FileFunctions:
                 return text
             lines.insert(0, text)
         return "\n".join(lines)
+
+
+def _swallowing(found: list[Definition]) -> set[int]:
+    """Returns the ids of nodes that only look like functions in C, because other functions or a namespace are inside.
+
+    One `#if` whose branches open two brackets makes the rest of a file look like a function.
+    """
+    nodes = set()
+    for definition in found:
+        if definition.kind == "function" or definition.node.type == "namespace_definition":
+            nodes.update(outer.node.id for outer in definition.around[-1:] if outer.kind == "function")
+    return nodes
+
+
+def _is_broken(node: Node, body: Node) -> bool:
+    """Returns True if a function has a syntax error outside its body, or if the body's end is missing."""
+    return body.children[-1].is_missing or any(child.has_error for child in node.children if child != body)
 
 
 def _parameters(source: bytes, node: Node | None) -> str:

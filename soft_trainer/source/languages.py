@@ -149,7 +149,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         strings="string_literal char_literal system_lib_string",
         style=documentation.DOXYGEN,
         # Macros before the function: `XMLPUBFUN`, `ATTRIBUTE(pure)`.
-        gap=r"\s*(?:\b[A-Z][A-Z0-9_]*\b(?:\([^()]*\))?[ \t]*\n?[ \t]*)*",
+        gap=r"\s*(?:\b_*[A-Z][A-Z0-9_]*\b(?:\([^()]*\))?[ \t]*\n?[ \t]*)*",
         doc_prefix=("/**", "/*!", "///", "//!"),
         types="struct_specifier union_specifier enum_specifier type_definition preproc_function_def",
     ),
@@ -212,4 +212,6 @@ SOURCE_LANGUAGES["tsx"] = replace(SOURCE_LANGUAGES["typescript"], extensions=(".
 
 LANGUAGE_OF_ENDING = {ending: name for name, table in SOURCE_LANGUAGES.items() for ending in table.extensions}
 
+# The languages with a preprocessor, so that a file holds more than their grammars know.
+PREPROCESSED = ("c", "cpp")
 CODESEARCHNET_LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
