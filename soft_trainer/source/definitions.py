@@ -18,7 +18,8 @@ MAX_ERROR_CHILDREN = 10_000
 _READ_BYTES = 1 << 15
 _MAX_AROUND = 8
 _MAX_NAME = 200  # characters
-_KINDS = ("wrapper", "container", "type", "function")  # the order of nodes with the same text, outer ones first
+# The order of nodes with the same text, outer ones first.
+_KINDS = ("wrapper", "container", "type", "function", "signature")
 # In C, `struct point p` mentions a structure and does not define it.
 _NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
 _TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
@@ -46,11 +47,12 @@ _PATTERNS = {
 # Words in capitals that are macros, each after what stands before it. Not every such word is a macro: `U32` and `BYTE`
 # are types.
 _MACROS = (
+    # class API Cart {
     rb"(\b(?:class|struct|union|enum|namespace)\s+)(CAPITALS)(?=\s+\w+(?:<[^<>;{}]*>)?(?:\s+final)?\s*(?::(?!:)|\{))",
     rb"(\b(?!KEYWORD)\w+[\s*&>]*[\s*&])(CAPITALS(?:\s+CAPITALS)*)(?=\s[\s*&]*NAME\s*\()",  # int API total(
     rb"^([ \t]*(?:KEYWORD\s+)*)(CAPITALS)(?=\s+(?!const\b)(?:KEYWORD|TYPE))",  # API static int total(
-    rb"^([ \t]*(?:KEYWORD\s+)*)(CAPITALS)(?=\s+(?!KEYWORD)\w+[\s*&][\s*&]*NAME\s*\()",  # API Price total(
-    rb"(\b(?!KEYWORD)\w+[\s*&]+(?!KEYWORD|TYPE)\w*[a-z]\w*(?:\[\w*\])?\s+)(CAPITALS)(?=\s*[,)])",  # total(int count UNUSED)
+    rb"^([ \t]*(?:KEYWORD\s+)*)(CAPITALS)(?=\s+(?!KEYWORD)[\w:]+(?:<[^<>;{}]*>)?[\s*&][\s*&]*NAME\s*\()",
+    rb"(\b(?!KEYWORD)\w+[\s*&]+(?!KEYWORD|TYPE)\w*[a-z]\w*(?:\[\w*\])?\s+)(CAPITALS)(?=\s*[,)])",  # (int n UNUSED)
     rb"(\)(?:[ \t]*\n[ \t])?[ \t]*(?:const\s+)?)(CAPITALS)(?=\s*\{)",  # int total() API {
 )
 _NOT_A_NEWLINE = re.compile(rb"[^\n]")
@@ -58,6 +60,9 @@ _NOT_A_NEWLINE = re.compile(rb"[^\n]")
 _STATEMENT = re.compile(rb"(?:if|for|while|switch|return|else|catch)\b")
 _REFERENCES = ("reference_declarator", "function_declarator")
 _DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenthesized_declarator")
+# A macro that defines a function, and what names the function: `TEST_F(CartTest, Total) {`.
+_DEFINING_MACRO = re.compile(r"([A-Z][A-Z0-9_]+)\s*\(\s*(\w+(?:\s*,\s*\w+)*)\s*\)")
+TEST_MACRO = re.compile(r"(?:[A-Z]+_)*TEST(?:_[A-Z]+)*\(")
 
 
 def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
@@ -119,7 +124,7 @@ def _macros() -> list[re.Pattern[bytes]]:
 
 
 def _without_macros(source: bytes) -> bytes:
-    """Blanks macros such as `API` in `class API Cart {`, where the grammars find no class. The bytes keep their places."""
+    """Blanks macros such as `API` in `class API Cart {`, where the grammar finds no class. All positions stay."""
     code = bytearray(_NO_MACROS.sub(_blank, source))
     blanked = bytearray(source)
     for pattern in _macros():
@@ -135,10 +140,10 @@ def _blank(found: re.Match[bytes]) -> bytes:
 
 
 class Definition(NamedTuple):
-    """A function, a container (class, module, `impl`) or a type.
+    """A function, a container (class, module, `impl`), a type, or a signature without a body.
 
     Attributes:
-        kind: "function", "container" or "type".
+        kind: "function", "container", "type" or "signature".
         name: the unqualified name, or "" for an anonymous function.
         node: the syntax node.
         wrappers: the enclosing nodes that may name the definition, such as an assignment, outermost first.
@@ -192,12 +197,17 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
 def name_node(node: Node) -> Node | None:
     """Returns the node that contains a definition's name. In C, the name is inside declarators.
 
-    In a Rust `impl`, the name is a type.
+    In a Rust `impl`, the name is a type. In C, `PHP_FUNCTION(total)` looks like a type with a name in brackets.
     """
     name = node.child_by_field_name("name")
     if name is None and node.type == "impl_item":
         return node.child_by_field_name("type")
-    while name is None and (inner := node.child_by_field_name("declarator") or last_child(node, *_REFERENCES)):
+    while name is None:
+        inner = node.child_by_field_name("declarator") or last_child(node, *_REFERENCES)
+        if inner is None and node.type == "parenthesized_declarator":
+            inner = node.named_children[-1]
+        if inner is None:
+            return None
         node = inner
         if node.type not in _DECLARATORS:
             name = node
@@ -225,6 +235,8 @@ def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str
             named = wrapper.child_by_field_name(field)
     if named is None:
         return ""
+    if node.type == "function_definition" and (macro := defining_macro(source, node)):
+        return ".".join(re.findall(r"\w+", macro[2]))
     text = node_text(source, named)[:_MAX_NAME]
     while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
         text = shorter
@@ -234,6 +246,19 @@ def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str
         owner = re.findall(r"\w+", node_text(source, receiver).split("[")[0])
         text = ".".join([*owner[-1:], text])
     return text
+
+
+def defining_macro(source: bytes, node: Node) -> re.Match[str] | None:
+    """Returns the macro by which a function in C or C++ is defined, such as `TEST_F(CartTest, Total)`, or None."""
+    declarator = node.child_by_field_name("declarator")
+    if declarator is None or node.parent.type == "field_declaration_list":
+        return None
+    start = declarator.start_byte
+    if declarator.type == "parenthesized_declarator":  # the macro looks like a type
+        start = node.start_byte
+    elif declarator.type != "function_declarator" or node.child_by_field_name("type") is not None:
+        return None
+    return _DEFINING_MACRO.fullmatch(source[start : declarator.end_byte].decode(errors="replace"))
 
 
 def node_text(source: bytes, node: Node) -> str:
@@ -254,7 +279,7 @@ def queries(language: str) -> tuple[Query, Query, Query]:
         "type": table.types.split(),
         "wrapper": table.wrappers,
     }
-    patterns = []
+    patterns = [table.signatures]
     for kind, types in kinds.items():
         for name in types:
             patterns.append(f"({name}) @{kind}")

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 
 from tree_sitter import Node, QueryCursor
 
-from soft_trainer.source.definitions import Definition, definitions, last_child, name_node, node_text, queries
+from soft_trainer.source.definitions import (
+    TEST_MACRO,
+    Definition,
+    defining_macro,
+    definitions,
+    last_child,
+    name_node,
+    node_text,
+    queries,
+)
 from soft_trainer.source.documentation import document_tokens, is_header, summary
 from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
 
@@ -125,7 +134,11 @@ class FileFunctions:
         swallowing = _swallowing(found) if self.language in PREPROCESSED else set()
         for definition in found:
             node = definition.node
-            if definition.kind != "function" or node.id in swallowing or (node.end_byte <= end and not self.table.nested):
+            if (
+                definition.kind != "function"
+                or node.id in swallowing
+                or (node.end_byte <= end and not self.table.nested)
+            ):
                 continue
             end = max(end, node.end_byte)
             named = node
@@ -135,7 +148,7 @@ class FileFunctions:
                     continue
             scope = [outer.name for outer in definition.around if outer.kind == "container"]
             body = node.child_by_field_name("body") or last_child(node, "function_body")
-            if body is None or not definition.name:
+            if body is None or not definition.name or self._is_test(node):
                 continue
             name = ".".join([*scope, definition.name])
             broken = node.has_error
@@ -145,6 +158,11 @@ class FileFunctions:
             if function.lines not in lines:
                 lines.add(function.lines)
                 yield function
+
+    def _is_test(self, node: Node) -> bool:
+        """Returns True for `TEST_F(CartTest, Total) {` in C++."""
+        macro = defining_macro(self.source, node)
+        return macro is not None and TEST_MACRO.match(macro[0]) is not None
 
     def counterpart(self, name: str, other: FileFunctions) -> str | None:
         """Returns a function's name in another version of the file, or None if that version lacks the function.
@@ -223,7 +241,7 @@ class FileFunctions:
         return ""
 
     def _doc_comment(self, function: Function) -> str:
-        """Returns the doc comment before a function, or between its annotations and its name, or before a signature."""
+        """Returns the doc comment before a function, between its annotations and its name, or before a signature."""
         outermost = self._outermost(function.named)
         found = self._comment_before(outermost.start_byte)
         name = name_node(function.node)

@@ -5,6 +5,7 @@ CONTRIBUTING.md lists what else to change when you add a language.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 from soft_trainer.source import documentation
@@ -27,6 +28,8 @@ class SourceLanguage:
             and for overloads without a body (`@signature`), which may have the function's doc comment.
         containers: the node types whose names precede a function's name (`Class.method`).
         types: the other node types that define a name: structures, aliases, macros. Search returns them as results.
+        signatures: a tree-sitter query for definitions without a body, such as interface members and overloads. They
+            are names for search, and never rows.
         wrappers: the node types that may enclose a function and name it (`exports.f = function () {}`), or come
             between a function and its doc comment. The value is the field with the name, or "" if there is none.
         gap: a pattern for the text that may come between a function and its doc comment, besides attributes and other
@@ -48,6 +51,7 @@ class SourceLanguage:
     attributes: str = ""
     containers: str = ""
     types: str = ""
+    signatures: str = ""
     wrappers: dict[str, str] = field(default_factory=dict)
     gap: str = r"\s*"
     doc_prefix: tuple[str, ...] = ("/**",)
@@ -104,7 +108,9 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         functions="method_declaration constructor_declaration compact_constructor_declaration",
         strings="string_literal character_literal",
         comments=_LINES_AND_BLOCKS,
-        containers="class_declaration interface_declaration enum_declaration record_declaration",
+        containers="class_declaration interface_declaration enum_declaration record_declaration"
+        " annotation_type_declaration",
+        signatures="(annotation_type_element_declaration) @signature",
         style=documentation.JAVADOC,
         doc_prefix=("/**", "///"),
         named_as_class=True,
@@ -115,7 +121,10 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         functions="function_declaration generator_function_declaration method_definition"
         " function_expression generator_function arrow_function",
         strings="string template_string regex",
-        containers="class_declaration",
+        containers="class_declaration class",
+        # Cart.prototype.total = sum;
+        signatures="((assignment_expression left: (member_expression object: (member_expression property:"
+        ' (property_identifier) @scope) property: (property_identifier))) @signature (#eq? @scope "prototype"))',
         wrappers=_NAMING_FUNCTIONS | {"field_definition": "property"},
         style=documentation.JSDOC,
         # A function often wraps a module, and constructors define methods.
@@ -163,6 +172,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         style=documentation.RUST,
         doc_prefix=("///", "/**"),
         types="struct_item enum_item union_item type_item macro_definition",
+        signatures="(function_signature_item) @signature (associated_type) @signature",
         magic_methods="fmt|eq|ne|cmp|partial_cmp|hash|clone|drop|default",
     ),
     "csharp": SourceLanguage(
@@ -203,7 +213,9 @@ SOURCE_LANGUAGES["typescript"] = replace(
     _JAVASCRIPT,
     extensions=(".ts", ".mts", ".cts"),
     attributes="(decorator) @attribute (function_signature) @signature (method_signature) @signature",
-    containers="class_declaration abstract_class_declaration internal_module",
+    containers="class_declaration abstract_class_declaration class internal_module module",
+    signatures="(function_signature) @signature (method_signature) @signature (abstract_method_signature) @signature"
+    + _JAVASCRIPT.signatures,
     wrappers=_NAMING_FUNCTIONS | {"public_field_definition": "name"},
     types="interface_declaration type_alias_declaration enum_declaration",
 )
@@ -215,3 +227,9 @@ LANGUAGE_OF_ENDING = {ending: name for name, table in SOURCE_LANGUAGES.items() f
 # The languages with a preprocessor, so that a file holds more than their grammars know.
 PREPROCESSED = ("c", "cpp")
 CODESEARCHNET_LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
+_IN_CPP = re.compile(rb"^[ \t]*(class|namespace|template)\b|\b\w+::\w", re.MULTILINE)
+
+
+def is_cpp_header(path: str, source: bytes) -> bool:
+    """Returns True for a `.h` file in C++. Headers in C have the same extension."""
+    return path.lower().endswith(".h") and _IN_CPP.search(source) is not None
