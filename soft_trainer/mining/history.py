@@ -20,7 +20,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.changes import CHANGE_RULES, INCOMPLETE, Change, ChangeReader, function_url, read_functions
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens
-from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, mined_language
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, may_mine
 from soft_trainer.mining.tree import each_in_order, explained, main_language
 from soft_trainer.source import git
 from soft_trainer.source.documentation import document_tokens
@@ -346,12 +346,14 @@ class _History:
             renamed: the later path of each renamed file, to use in urls, keyed by the path in the tree.
         """
         for path, oid in git.tree_files(self.repository, commit):
-            if mined_language(path) != self.language:
+            if not may_mine(path, [self.language]):
                 continue
             try:
                 file = read_functions(self.repository, oid, path)
             except (git.pygit2.GitError, OSError):
                 self.missing_files.add(path)
+                continue
+            if file.language != self.language:
                 continue
             for name, function in file.functions.items():
                 row = file.row(function) | {"url": function_url(renamed.get(path, path), name)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -187,7 +187,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
             for wrapper in wrappers[-_MAX_AROUND // 2 :]
             if wrapper.start_byte >= first and wrapper.end_byte <= node.end_byte + 1
         ]
-        name = _name(source, node, own, SOURCE_LANGUAGES[language].wrappers)
+        name = definition_name(source, node, own, SOURCE_LANGUAGES[language].wrappers)
         definition = Definition(kind, name, node, own, around[-_MAX_AROUND:])
         if name:
             around.append(definition)
@@ -227,8 +227,13 @@ def last_child(node: Node, *kinds: str) -> Node | None:
     return None
 
 
-def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str]) -> str:
-    """Returns a definition's name, or the name it is assigned to, on one line and without type parameters."""
+def definition_name(source: bytes, node: Node, wrappers: Sequence[Node], naming: dict[str, str]) -> str:
+    """Returns a definition's name, or the name it is assigned to, on one line and without type parameters.
+
+    Args:
+        wrappers: the enclosing nodes that may name the definition, outermost first.
+        naming: the field with the name for each type of wrapper.
+    """
     named = name_node(node)
     for wrapper in reversed(wrappers):
         if named is None and (field := naming.get(wrapper.type)):

@@ -15,6 +15,7 @@ from soft_trainer.source.definitions import (
     TEST_MACRO,
     Definition,
     defining_macro,
+    definition_name,
     definitions,
     last_child,
     name_node,
@@ -101,6 +102,7 @@ class FileFunctions:
         if root is None:
             return
         self._strings = set(self.table.strings.split())
+        self._containers = set(self.table.containers.split())
         self._comments = comments(root, language)
         self._gap = re.compile(self.table.gap.encode())
         captures = QueryCursor(queries(language)[2]).captures(root)
@@ -111,7 +113,8 @@ class FileFunctions:
             if not self._between or node.start_byte >= self._between[-1].end_byte:
                 self._between.append(node)
         self._signatures = defaultdict(list)
-        for node in sorted(captures.get("signature", []), key=_START):
+        self._prototypes = sorted(captures.get("signature", []), key=_START)
+        for node in self._prototypes:
             if name := node.child_by_field_name("name"):
                 self._signatures[node_text(source, name)].append(node)
         found = list(self._found(root))
@@ -176,6 +179,22 @@ class FileFunctions:
             if (function.name, function.parameters) == (own.name, own.parameters):
                 return key
         return None
+
+    def prototypes(self) -> Iterator[tuple[str, str]]:
+        """Yields the qualified name and the documentation of each documented function in C or C++ without a body."""
+        for node in self._prototypes:
+            name = name_node(node)
+            if name is None or name.parent.type != "function_declarator":
+                continue
+            documentation = self.table.style.strip(self._comment_before(self._outermost(node).start_byte)).strip()
+            if documentation:
+                scope = [definition_name(self.source, node, [], {})]
+                outer = node.parent
+                while outer is not None:
+                    if outer.type in self._containers:
+                        scope.insert(0, definition_name(self.source, outer, [], {}))
+                    outer = outer.parent
+                yield ".".join(filter(None, scope)), documentation
 
     def row(self, function: Function) -> Row:
         """Returns a function's row with CodeSearchNet's columns; see `functions`."""

@@ -25,7 +25,7 @@ class SourceLanguage:
         style: the delimiters and the markup of documentation.
         comments: a tree-sitter query for comments and docstrings.
         attributes: a tree-sitter query for nodes that may come between a function and its doc comment (`@attribute`),
-            and for overloads without a body (`@signature`), which may have the function's doc comment.
+            and for overloads and prototypes without a body (`@signature`), which may have the function's doc comment.
         containers: the node types whose names precede a function's name (`Class.method`).
         types: the other node types that define a name: structures, aliases, macros. Search returns them as results.
         signatures: a tree-sitter query for definitions without a body, such as interface members and overloads. They
@@ -156,6 +156,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         extensions=(".c", ".h"),
         functions="function_definition",
         strings="string_literal char_literal system_lib_string",
+        attributes="(declaration) @signature (field_declaration) @signature",
         style=documentation.DOXYGEN,
         # Macros before the function: `XMLPUBFUN`, `ATTRIBUTE(pure)`.
         gap=r"\s*(?:\b_*[A-Z][A-Z0-9_]*\b(?:\([^()]*\))?[ \t]*\n?[ \t]*)*",
@@ -230,6 +231,9 @@ CODESEARCHNET_LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 _IN_CPP = re.compile(rb"^[ \t]*(class|namespace|template)\b|\b\w+::\w", re.MULTILINE)
 
 
-def is_cpp_header(path: str, source: bytes) -> bool:
-    """Returns True for a `.h` file in C++. Headers in C have the same extension."""
-    return path.lower().endswith(".h") and _IN_CPP.search(source) is not None
+def source_language(path: str, source: bytes) -> str | None:
+    """Returns a source file's language, or None if the extension is unknown. A `.h` file may be in C or in C++."""
+    ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
+    if ending == ".h" and _IN_CPP.search(source):
+        return "cpp"
+    return LANGUAGE_OF_ENDING.get(ending)

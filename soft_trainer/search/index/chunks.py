@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from soft_trainer.search.index.notebooks import cells
 from soft_trainer.source.definitions import definitions, parse
-from soft_trainer.source.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES, is_cpp_header
+from soft_trainer.source.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES, source_language
 
 MAX_LINES = 60  # longer functions are split; encoders read about 30 lines
 MIN_LINES = 4  # fewer lines between two functions are added to the second function
@@ -82,9 +82,7 @@ def language_of(path: str, source: bytes) -> str:
     if not ending:
         shebang = _SHEBANG.match(source)
         return _INTERPRETERS.get(shebang[1] if shebang else b"", "text")
-    if is_cpp_header(path, source):
-        return "cpp"
-    return LANGUAGE_OF_ENDING.get(ending) or OTHER_LANGUAGES.get(ending, "text")
+    return source_language(path, source) or OTHER_LANGUAGES.get(ending, "text")
 
 
 def split(source: bytes, language: str, notebook: bool = False) -> list[Chunk]:
