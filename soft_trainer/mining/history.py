@@ -152,7 +152,15 @@ def history_language(repository: str | os.PathLike[str]) -> str:
     """
     opened = git.open_repository(repository)
     with git.reporting_missing_objects(repository):
-        return main_language((path for path, _ in git.tree_files(opened, opened.head.target)), repository)
+        files = dict(git.tree_files(opened, opened.head.target))
+
+    def header(path: str) -> bytes | str:
+        try:
+            return git.blob(opened, files[path])
+        except (git.pygit2.GitError, OSError):
+            return INCOMPLETE
+
+    return main_language(files, repository, header)
 
 
 def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:

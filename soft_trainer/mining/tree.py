@@ -269,17 +269,24 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     return fingerprints.fingerprint(contents)
 
 
-def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
+def main_language(paths: Iterable[str], place: str | os.PathLike[str], header: Callable[[str], bytes | str]) -> str:
     """Returns the most common language of the files.
 
     Args:
         paths: the paths of the files, relative to their root.
         place: the tree or repository, for the error message.
+        header: a function that reads a `.h` file, which may be in C or C++. It may return a reason to skip the file.
 
     Raises:
         UserError: no file is in a supported language.
     """
-    counts = Counter(filter(None, map(mined_language, paths)))
+    counts: Counter[str] = Counter()
+    for path in paths:
+        language = mined_language(path)
+        if language == "c" and path.endswith(".h") and isinstance(source := header(path), bytes):
+            language = source_language(path, source)
+        if language:
+            counts[language] += 1
     if not counts:
         known = ", ".join(SOURCE_LANGUAGES)
         raise UserError(f"{place}: no source file in a supported language ({known}); set language")
@@ -294,7 +301,7 @@ def tree_language(source_dir: str | os.PathLike[str]) -> str:
     """
     if not Path(source_dir).is_dir():
         raise UserError(f"{source_dir}: no such folder")
-    return main_language(_files(source_dir)[0], source_dir)
+    return main_language(_files(source_dir)[0], source_dir, partial(read_text, source_dir))
 
 
 def _files(root: str | os.PathLike[str]) -> tuple[list[str], int]:
