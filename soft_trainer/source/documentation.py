@@ -84,14 +84,13 @@ def summary(docstring: str, style: DocStyle) -> str:
     return _LEAD_IN.sub("", "\n".join(lines))
 
 
-def is_header(comment: str, first: bool, apart: bool) -> bool:
+def is_header(comment: str, begins_file: bool) -> bool:
     """Returns True if a doc comment describes its file, or is a licence.
 
     Args:
-        first: True if nothing stands before the comment.
-        apart: True if a blank line follows.
+        begins_file: True if the comment is the first thing in its file, and a blank line follows.
     """
-    return bool(_FILE_TAG.search(comment)) or (first and apart and bool(_LICENCE.search(comment)))
+    return bool(_FILE_TAG.search(comment)) or (begins_file and bool(_LICENCE.search(comment)))
 
 
 def document_tokens(text: str) -> list[str]:

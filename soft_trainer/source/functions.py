@@ -310,8 +310,8 @@ class FileFunctions:
             if not text.startswith(self.table.doc_prefix) or _NO_DOCUMENTATION.match(text):
                 continue
             after_code = self.source[self.source.rfind(b"\n", 0, at) + 1 : at].strip()
-            first = not self.source[:at].strip()
-            if after_code or is_header(text, first, apart=gap.count(b"\n") > 1):
+            begins_file = index == 0 and not self.source[:at].strip() and gap.count(b"\n") > 1
+            if after_code or is_header(text, begins_file):
                 break
             if is_block:
                 return text
