@@ -11,11 +11,11 @@ from itertools import chain, islice
 import xxhash
 
 from soft_trainer.mining.commits import query_of, reason_against
-from soft_trainer.mining.rules import first_broken, mined_language
+from soft_trainer.mining.rules import first_broken, may_mine, mined_language
 from soft_trainer.source.definitions import parse
 from soft_trainer.source.functions import FileFunctions, Row
 from soft_trainer.source.git import REGULAR_FILES, blob, open_repository, pygit2, read_object, shallow_ends
-from soft_trainer.source.languages import SOURCE_LANGUAGES
+from soft_trainer.source.languages import SOURCE_LANGUAGES, source_language
 from soft_trainer.source.source_files import decoded, readable
 
 # A query may ask for a constructor or a two-line function, so the other rules do not apply.
@@ -114,7 +114,7 @@ class ChangeReader:
         for file in (delta.old_file, delta.new_file):
             if file.mode and file.mode not in REGULAR_FILES:
                 return False
-            if file.mode and mined_language(decoded(file.raw_path) or "") not in self._languages:
+            if file.mode and not may_mine(decoded(file.raw_path) or "", self._languages):
                 return False
         return True
 
@@ -166,12 +166,14 @@ class ChangeReader:
                 file = new
             function = file.functions[name]
             row = file.row(function) | {"url": function_url(file.path, name)}
-            yield row, "syntax error" if function.node.has_error else first_broken(row, CHANGE_RULES)
+            yield row, "syntax error" if function.broken else first_broken(row, CHANGE_RULES)
 
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:
         """Returns the functions in one version of a changed file, or no functions if that version does not exist."""
         if file.mode:
-            return self._functions(file.id, file.path, self._seconds)
+            functions = self._functions(file.id, file.path, self._seconds)
+            if functions.language in self._languages:
+                return functions
         return FileFunctions(None, b"", mined_language(file.path), file.path)
 
 
@@ -189,6 +191,7 @@ def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str, se
     source = readable(blob(repository, oid), path, strict=True)
     if isinstance(source, str):  # the reason to skip it
         return FileFunctions(None, b"", language, path)
+    language = source_language(path, source)
     return FileFunctions(parse(source, language, seconds), source, language, path)
 
 

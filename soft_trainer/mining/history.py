@@ -20,7 +20,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.changes import CHANGE_RULES, INCOMPLETE, Change, ChangeReader, function_url, read_functions
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens
-from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, mined_language
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, may_mine
 from soft_trainer.mining.tree import each_in_order, explained, main_language
 from soft_trainer.source import git
 from soft_trainer.source.documentation import document_tokens
@@ -152,7 +152,15 @@ def history_language(repository: str | os.PathLike[str]) -> str:
     """
     opened = git.open_repository(repository)
     with git.reporting_missing_objects(repository):
-        return main_language((path for path, _ in git.tree_files(opened, opened.head.target)), repository)
+        files = dict(git.tree_files(opened, opened.head.target))
+
+    def header(path: str) -> bytes | str:
+        try:
+            return git.blob(opened, files[path])
+        except (git.pygit2.GitError, OSError):
+            return INCOMPLETE
+
+    return main_language(files, repository, header)
 
 
 def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:
@@ -346,16 +354,18 @@ class _History:
             renamed: the later path of each renamed file, to use in urls, keyed by the path in the tree.
         """
         for path, oid in git.tree_files(self.repository, commit):
-            if mined_language(path) != self.language:
+            if not may_mine(path, [self.language]):
                 continue
             try:
                 file = read_functions(self.repository, oid, path)
             except (git.pygit2.GitError, OSError):
                 self.missing_files.add(path)
                 continue
+            if file.language != self.language:
+                continue
             for name, function in file.functions.items():
                 row = file.row(function) | {"url": function_url(renamed.get(path, path), name)}
-                if not function.node.has_error and not first_broken(row, rules):
+                if not function.broken and not first_broken(row, rules):
                     yield row, function
 
 

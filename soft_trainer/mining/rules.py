@@ -55,6 +55,12 @@ def mined_language(path: str) -> str | None:
     return language
 
 
+def may_mine(path: str, languages: Collection[str]) -> bool:
+    """Returns True if mining reads a file for one of the languages. A `.h` file may be in C or in C++."""
+    language = mined_language(path)
+    return language in languages or (language == "c" and "cpp" in languages and path.endswith(".h"))
+
+
 def constructors(func_name: str, language: str) -> bool:
     """Returns True if the function is a constructor or destructor."""
     *scope, name = func_name.split(".")

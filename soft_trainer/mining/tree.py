@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import compress
@@ -26,9 +26,10 @@ from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhas
 from soft_trainer.mining.packages import PARTITIONS, assign_splits, package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, mined_language
 from soft_trainer.source.definitions import parse
-from soft_trainer.source.functions import Row, functions
+from soft_trainer.source.documentation import document_tokens, summary
+from soft_trainer.source.functions import FileFunctions, Row
 from soft_trainer.source.grammars import parser
-from soft_trainer.source.languages import SOURCE_LANGUAGES
+from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES, source_language
 from soft_trainer.source.names import is_test_path
 from soft_trainer.source.repositories import is_linked_worktree
 from soft_trainer.source.source_files import SKIPPED_FOLDERS, decoded, read_text
@@ -42,6 +43,23 @@ class Found(NamedTuple):
 
     row: Row
     signature: np.ndarray
+
+
+class MinedFile(NamedTuple):
+    """The functions in one file.
+
+    Attributes:
+        outcome: "mined", or the reason to skip the file.
+        judged: (reason, found) for each function. `reason` is why the function is not a training pair, or "" for a
+            pair. `found` is None if the function is not part of the corpus either.
+        defined: the names of all functions.
+        prototypes: the names and the documentation of functions that are documented where they are declared, in C.
+    """
+
+    outcome: str
+    judged: Sequence[tuple[str, Found | None]] = ()
+    defined: Sequence[str] = ()
+    prototypes: Sequence[tuple[str, str]] = ()
 
 
 class Mined(NamedTuple):
@@ -64,13 +82,15 @@ def mine(
     Tests, hidden folders and folders of third-party code (`SKIPPED_FOLDERS`) are skipped. Each documented function
     that passes `PAIR_RULES`, except the rules in `keep`, becomes a pair. The codebase, which is the corpus, has the
     functions of valid and test, and every other distinct function outside the training packages, documented or not.
+    In C and C++, a function may be documented at its prototype in another file, if its name is unique in the tree.
 
     Args:
         source_dir: the root of the tree. Symbolic links are not followed.
         language: one of `SOURCE_LANGUAGES`.
         num_workers: the number of processes. By default, one per CPU core. It does not affect the result.
         keep: the names of rules to ignore.
-        codebase: False to mine only pairs, which takes half the time. Undocumented functions are then not counted.
+        codebase: False to mine only pairs, which takes half the time except in C and C++. Undocumented functions are
+            then not counted.
 
     Raises:
         UserError: the language or a rule is unknown, the folder does not exist, it has no files in the language or no
@@ -82,19 +102,32 @@ def mine(
     mined = Mined({}, Counter(), Counter())
     pairs = []
     others = []
-    read = partial(_mine_file, source_dir, language, frozenset(keep), not codebase)
+    defined: Counter[str] = Counter()
+    prototypes = defaultdict(set)
+    documented = not codebase and language not in PREPROCESSED
+    read = partial(_mine_file, source_dir, language, frozenset(keep), documented)
     paths, worktrees = _source_files(source_dir, language)
     if worktrees:
         mined.files["linked worktree (a folder)"] = worktrees
-    for outcome, judged in each_in_order(read, paths, num_workers, "file", 8):
-        mined.files[outcome] += 1
-        for reason, found in judged:
+    for file in each_in_order(read, paths, num_workers, "file", 8):
+        mined.files[file.outcome] += 1
+        defined.update(file.defined)
+        for name, docstring in file.prototypes:
+            prototypes[name].add(docstring)
+        for reason, found in file.judged:
             if not reason:
                 pairs.append(found)
                 continue
             mined.functions[reason] += 1
             if found:
                 others.append(found)
+    unique = {name: min(texts) for name, texts in prototypes.items() if len(texts) == defined[name] == 1}
+    others, declared = _documented_at_prototypes(others, unique, keep)
+    pairs += declared
+    if declared:
+        mined.functions["undocumented"] -= len(declared)
+    if not codebase:
+        mined.functions.pop("undocumented", None)
     pairs, copies = _distinct(pairs)
     mined.functions.update(copies)
     if not pairs:
@@ -105,6 +138,28 @@ def mine(
         rows.pop("codebase")
     mined.rows.update(rows)
     return mined
+
+
+def _documented_at_prototypes(
+    others: list[Found], prototypes: dict[str, str], keep: Collection[str]
+) -> tuple[list[Found], list[Found]]:
+    """Returns the functions that remain without documentation, and those with the documentation of their prototypes.
+
+    Args:
+        prototypes: the documentation for each name.
+        keep: the names of rules to ignore.
+    """
+    undocumented = []
+    documented = []
+    for found in others:
+        docstring = "" if found.row["docstring"] else prototypes.get(found.row["func_name"], "")
+        style = SOURCE_LANGUAGES[found.row["language"]].style
+        row = found.row | {"docstring": docstring, "docstring_tokens": document_tokens(summary(docstring, style))}
+        if row["docstring_tokens"] and not first_broken(row, DOCUMENT_RULES, keep):
+            documented.append(found._replace(row=row))
+        else:
+            undocumented.append(found)
+    return undocumented, documented
 
 
 def _split(pairs: list[Found], others: list[Found], root: str | os.PathLike[str]) -> dict[str, list[Row]]:
@@ -214,17 +269,24 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     return fingerprints.fingerprint(contents)
 
 
-def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
+def main_language(paths: Iterable[str], place: str | os.PathLike[str], header: Callable[[str], bytes | str]) -> str:
     """Returns the most common language of the files.
 
     Args:
         paths: the paths of the files, relative to their root.
         place: the tree or repository, for the error message.
+        header: a function that reads a `.h` file, which may be in C or C++. It may return a reason to skip the file.
 
     Raises:
         UserError: no file is in a supported language.
     """
-    counts = Counter(filter(None, map(mined_language, paths)))
+    counts: Counter[str] = Counter()
+    for path in paths:
+        language = mined_language(path)
+        if language == "c" and path.endswith(".h") and isinstance(source := header(path), bytes):
+            language = source_language(path, source)
+        if language:
+            counts[language] += 1
     if not counts:
         known = ", ".join(SOURCE_LANGUAGES)
         raise UserError(f"{place}: no source file in a supported language ({known}); set language")
@@ -239,7 +301,7 @@ def tree_language(source_dir: str | os.PathLike[str]) -> str:
     """
     if not Path(source_dir).is_dir():
         raise UserError(f"{source_dir}: no such folder")
-    return main_language(_files(source_dir)[0], source_dir)
+    return main_language(_files(source_dir)[0], source_dir, partial(read_text, source_dir))
 
 
 def _files(root: str | os.PathLike[str]) -> tuple[list[str], int]:
@@ -267,6 +329,8 @@ def _source_files(root: str | os.PathLike[str], language: str) -> tuple[list[str
     if not Path(root).is_dir():
         raise UserError(f"{root}: no such folder; pass the root of a source tree")
     extensions = SOURCE_LANGUAGES[language].extensions
+    if language == "cpp":
+        extensions += (".h",)  # `_mine_file` skips those in C
     paths, worktrees = _files(root)
     paths = sorted(path for path in paths if path.endswith(extensions))
     if not paths:
@@ -276,27 +340,28 @@ def _source_files(root: str | os.PathLike[str], language: str) -> tuple[list[str
 
 def _mine_file(
     root: str | os.PathLike[str], language: str, keep: frozenset[str], documented: bool, path: str
-) -> tuple[str, list[tuple[str, Found | None]]]:
-    """Mines the functions in one file, or only its documented functions.
-
-    Returns:
-        The file's outcome, and (reason, found) for each function. `reason` is why the function is not a training pair,
-        or "" for a pair. `found` is None if the function is not part of the corpus either.
-    """
+) -> MinedFile:
+    """Mines the functions in one file, or only its documented functions."""
     if decoded(os.fsencode(path)) is None:
-        return "name that is not UTF-8", []
+        return MinedFile("name that is not UTF-8")
     if is_test_path(path, language) and "tests" not in keep:
-        return "test", []
+        return MinedFile("test")
     source = read_text(root, path, strict=True)
     if isinstance(source, str):
-        return source, []
+        return MinedFile(source)
+    if source_language(path, source) != language:
+        return MinedFile("other language")
     tree = parse(source, language)
     if tree is None:
-        return "unparseable", []
+        return MinedFile("unparseable")
     judged = []
-    for row, node in functions(tree, source, language, path, documented):
+    file = FileFunctions(tree, source, language, path)
+    for function in file.functions.values():
+        if documented and not file.docstring(function):
+            continue
+        row = file.row(function)
         reason = first_broken(row, CODE_RULES, keep)
-        if not reason and node.has_error:
+        if not reason and function.broken:
             reason = "unparseable"
         found = None
         if not reason:
@@ -305,7 +370,8 @@ def _mine_file(
             if row["docstring_tokens"]:
                 reason = first_broken(row, DOCUMENT_RULES, keep)
         judged.append((reason, found))
-    return "mined", judged
+    defined = [function.name for function in file.functions.values()]
+    return MinedFile("mined", judged, defined, [*file.prototypes()] if language in PREPROCESSED else [])
 
 
 def _distinct(found: list[Found]) -> tuple[list[Found], Counter[str]]:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from tree_sitter import Node, Query, QueryCursor
 
 from soft_trainer.source.grammars import parser
-from soft_trainer.source.languages import SOURCE_LANGUAGES
+from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
 
 # Searching the children of a syntax error takes quadratic time, 20 s for 80,000 children.
 MAX_ERROR_CHILDREN = 10_000
 _READ_BYTES = 1 << 15
 _MAX_AROUND = 8
 _MAX_NAME = 200  # characters
-_KINDS = ("wrapper", "container", "type", "function")  # the order of nodes with the same text, outer ones first
+# The order of nodes with the same text, outer ones first.
+_KINDS = ("wrapper", "container", "type", "function", "signature")
 # In C, `struct point p` mentions a structure and does not define it.
 _NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
 _TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
@@ -26,9 +27,42 @@ _TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
 _DIRECTIVE = re.compile(rb"^[ \t]*#[ \t]*(?:define|pragma|error|warning)\b", re.MULTILINE)
 _END_OF_LINE = re.compile(rb"[ \t\r]*(?:\n|//|\Z)")
 _COMMENT_STRING_OR_END = re.compile(rb"/\*|//|\"(?:\\.|[^\"\\\n])*\"|(?<!\\)\n")
+# Comments, directives, strings and characters, in which no macro is looked for.
+_NO_MACROS = re.compile(
+    rb"/\*.*?(?:\*/|\Z)|//[^\n]*|^[ \t]*#(?:/\*.*?(?:\*/|\Z)|\\\n|[^\n])*"
+    rb"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'",
+    re.DOTALL | re.MULTILINE,
+)
+_TYPE = rb"(?:auto|bool|char|double|float|int|long|short|signed|unsigned|void)\b"
+_KEYWORD = (
+    rb"(?:case|class|const|constexpr|delete|else|enum|explicit|extern|friend|goto|inline|namespace|new|register|return"
+    rb"|static|struct|template|throw|typedef|typename|union|using|virtual|volatile)\b"
+)
+_PATTERNS = {
+    b"CAPITALS": rb"\b_*[A-Z][A-Z0-9_]+\b(?:[ \t]*\([^()\n]*\))?",
+    b"NAME": rb"[A-Za-z_~][\w:~]*",
+    b"KEYWORD": _KEYWORD,
+    b"TYPE": _TYPE,
+}
+# Words in capitals that are macros, each after what stands before it. Not every such word is a macro: `U32` and `BYTE`
+# are types.
+_MACROS = (
+    # class API Cart {
+    rb"(\b(?:class|struct|union|enum|namespace)\s+)(CAPITALS)(?=\s+\w+(?:<[^<>;{}]*>)?(?:\s+final)?\s*(?::(?!:)|\{))",
+    rb"(\b(?!KEYWORD)\w+[\s*&>]*[\s*&])(CAPITALS(?:\s+CAPITALS)*)(?=\s[\s*&]*NAME\s*\()",  # int API total(
+    rb"^([ \t]*(?:KEYWORD\s+)*)(CAPITALS)(?=\s+(?!const\b)(?:KEYWORD|TYPE))",  # API static int total(
+    rb"^([ \t]*(?:KEYWORD\s+)*)(CAPITALS)(?=\s+(?!KEYWORD)[\w:]+(?:<[^<>;{}]*>)?[\s*&][\s*&]*NAME\s*\()",
+    rb"(\b(?!KEYWORD)\w+[\s*&]+(?!KEYWORD|TYPE)\w*[a-z]\w*(?:\[\w*\])?\s+)(CAPITALS)(?=\s*[,)])",  # (int n UNUSED)
+    rb"(\)(?:[ \t]*\n[ \t])?[ \t]*(?:const\s+)?)(CAPITALS)(?=\s*\{)",  # int total() API {
+)
 _NOT_A_NEWLINE = re.compile(rb"[^\n]")
+# What a macro can make look like a function: `CHECK(x) if (x) { }`.
+_STATEMENT = re.compile(rb"(?:if|for|while|switch|return|else|catch)\b")
 _REFERENCES = ("reference_declarator", "function_declarator")
 _DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenthesized_declarator")
+# A macro that defines a function, and what names the function: `TEST_F(CartTest, Total) {`.
+_DEFINING_MACRO = re.compile(r"([A-Z][A-Z0-9_]+)\s*\(\s*(\w+(?:\s*,\s*\w+)*)\s*\)")
+TEST_MACRO = re.compile(r"(?:[A-Z]+_)*TEST(?:_[A-Z]+)*\(")
 
 
 def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
@@ -37,8 +71,8 @@ def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
     Some files, even files of 200 bytes, make the parser hang forever. All other files take far less than a minute.
     """
     deadline = time.monotonic() + seconds
-    if language in ("c", "cpp"):
-        source = _without_inner_comments(source)
+    if language in PREPROCESSED:
+        source = _without_macros(_without_inner_comments(source))
 
     def read(at: int, _) -> bytes:
         # The parser of tree-sitter 0.26 stops only if `read` reports the end of the text.
@@ -78,11 +112,38 @@ def _without_inner_comments(source: bytes) -> bytes:
     return b"".join([*kept, source[done:]])
 
 
+@cache
+def _macros() -> list[re.Pattern[bytes]]:
+    """Returns patterns for words in capitals that are macros. The second group is the macro."""
+    patterns = []
+    for pattern in _MACROS:
+        for name, meaning in _PATTERNS.items():
+            pattern = pattern.replace(name, meaning)
+        patterns.append(re.compile(pattern, re.MULTILINE))
+    return patterns
+
+
+def _without_macros(source: bytes) -> bytes:
+    """Blanks macros such as `API` in `class API Cart {`, where the grammar finds no class. All positions stay."""
+    code = bytearray(_NO_MACROS.sub(_blank, source))
+    blanked = bytearray(source)
+    for pattern in _macros():
+        for found in list(pattern.finditer(code)):
+            start, end = found.span(2)
+            blanked[start:end] = code[start:end] = _NOT_A_NEWLINE.sub(b" ", found[2])
+    return bytes(blanked)
+
+
+def _blank(found: re.Match[bytes]) -> bytes:
+    """Returns as many blanks as were found. Line breaks stay."""
+    return _NOT_A_NEWLINE.sub(b" ", found[0])
+
+
 class Definition(NamedTuple):
-    """A function, a container (class, module, `impl`) or a type.
+    """A function, a container (class, module, `impl`), a type, or a signature without a body.
 
     Attributes:
-        kind: "function", "container" or "type".
+        kind: "function", "container", "type" or "signature".
         name: the unqualified name, or "" for an anonymous function.
         node: the syntax node.
         wrappers: the enclosing nodes that may name the definition, such as an assignment, outermost first.
@@ -117,6 +178,8 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
             continue
         if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
             continue
+        if language in PREPROCESSED and kind == "function" and _STATEMENT.match(source, _name_start(node)):
+            continue
         # A wrapper of an enclosing definition may end here too: a decorated class ends with its last method.
         first = around[-1].node.start_byte if around else 0
         own = [
@@ -124,7 +187,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
             for wrapper in wrappers[-_MAX_AROUND // 2 :]
             if wrapper.start_byte >= first and wrapper.end_byte <= node.end_byte + 1
         ]
-        name = _name(source, node, own, SOURCE_LANGUAGES[language].wrappers)
+        name = definition_name(source, node, own, SOURCE_LANGUAGES[language].wrappers)
         definition = Definition(kind, name, node, own, around[-_MAX_AROUND:])
         if name:
             around.append(definition)
@@ -134,16 +197,26 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
 def name_node(node: Node) -> Node | None:
     """Returns the node that contains a definition's name. In C, the name is inside declarators.
 
-    In a Rust `impl`, the name is a type.
+    In a Rust `impl`, the name is a type. In C, `PHP_FUNCTION(total)` looks like a type with a name in brackets.
     """
     name = node.child_by_field_name("name")
     if name is None and node.type == "impl_item":
         return node.child_by_field_name("type")
-    while name is None and (inner := node.child_by_field_name("declarator") or last_child(node, *_REFERENCES)):
+    while name is None:
+        inner = node.child_by_field_name("declarator") or last_child(node, *_REFERENCES)
+        if inner is None and node.type == "parenthesized_declarator":
+            inner = node.named_children[-1]
+        if inner is None:
+            return None
         node = inner
         if node.type not in _DECLARATORS:
             name = node
     return name
+
+
+def _name_start(node: Node) -> int:
+    """Returns the position of a definition's name, or of the definition if it has no name."""
+    return (name_node(node) or node).start_byte
 
 
 def last_child(node: Node, *kinds: str) -> Node | None:
@@ -154,14 +227,21 @@ def last_child(node: Node, *kinds: str) -> Node | None:
     return None
 
 
-def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str]) -> str:
-    """Returns a definition's name, or the name it is assigned to, on one line and without type parameters."""
+def definition_name(source: bytes, node: Node, wrappers: Sequence[Node], naming: dict[str, str]) -> str:
+    """Returns a definition's name, or the name it is assigned to, on one line and without type parameters.
+
+    Args:
+        wrappers: the enclosing nodes that may name the definition, outermost first.
+        naming: the field with the name for each type of wrapper.
+    """
     named = name_node(node)
     for wrapper in reversed(wrappers):
         if named is None and (field := naming.get(wrapper.type)):
             named = wrapper.child_by_field_name(field)
     if named is None:
         return ""
+    if node.type == "function_definition" and (macro := defining_macro(source, node)):
+        return ".".join(re.findall(r"\w+", macro[2]))
     text = node_text(source, named)[:_MAX_NAME]
     while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
         text = shorter
@@ -171,6 +251,19 @@ def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str
         owner = re.findall(r"\w+", node_text(source, receiver).split("[")[0])
         text = ".".join([*owner[-1:], text])
     return text
+
+
+def defining_macro(source: bytes, node: Node) -> re.Match[str] | None:
+    """Returns the macro by which a function in C or C++ is defined, such as `TEST_F(CartTest, Total)`, or None."""
+    declarator = node.child_by_field_name("declarator")
+    if declarator is None or node.parent.type == "field_declaration_list":
+        return None
+    start = declarator.start_byte
+    if declarator.type == "parenthesized_declarator":  # the macro looks like a type
+        start = node.start_byte
+    elif declarator.type != "function_declarator" or node.child_by_field_name("type") is not None:
+        return None
+    return _DEFINING_MACRO.fullmatch(source[start : declarator.end_byte].decode(errors="replace"))
 
 
 def node_text(source: bytes, node: Node) -> str:
@@ -191,7 +284,7 @@ def queries(language: str) -> tuple[Query, Query, Query]:
         "type": table.types.split(),
         "wrapper": table.wrappers,
     }
-    patterns = []
+    patterns = [table.signatures]
     for kind, types in kinds.items():
         for name in types:
             patterns.append(f"({name}) @{kind}")

@@ -15,6 +15,12 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 # The example that follows "... For example:" is not part of the summary.
 _LEAD_IN = re.compile(r"(?i)(?<=[.!?)])\s+(for (example|instance)|examples?|usage|e\.g\.|as follows)\s*:+\s*$")
 
+# Tags of Doxygen, JSDoc and TSDoc for a comment that belongs to its file.
+_FILE_TAG = re.compile(
+    r"(?m)^[\s/*!]*[@\\](file|fileoverview|overview|module|packageDocumentation|mainpage)(?![\w:])|^[\s/*!]*SECTION:"
+)
+_LICENCE = re.compile(r"(?i)\bcopyright\b|\blicen[cs]ed?\b|\(c\)")
+
 Substitution = tuple[str, str | Callable[[re.Match[str]], str]]
 
 
@@ -42,7 +48,7 @@ def strip_ruby(comment: str) -> str:
     """
     if comment.startswith("=begin"):
         return cleandoc("\n".join(comment.splitlines()[1:-1]))
-    directive = r"\s*#(:|\s*(rubocop:|frozen_string_literal:|encoding:|-\*-|typed:|@api |!))"
+    directive = r"\s*#(:|\s*(:nocov:|rubocop:|frozen_string_literal:|encoding:|-\*-|typed:|@api |!))"
     # RDoc ignores the text from `#--` to `#++`.
     return re.sub(r"(?ms)^--\s*$.*?(^\+\+\s*$|\Z)", "", strip_comment(comment, directive)).strip()
 
@@ -69,13 +75,22 @@ def summary(docstring: str, style: DocStyle) -> str:
     for pattern, replacement in style.substitutions:
         docstring = re.sub(pattern, replacement, docstring)
     lines: list[str] = []
-    for line in cleandoc(docstring).splitlines():
+    for line in cleandoc("\n" + docstring).splitlines():
         text = line.strip()
         if re.match(style.stop, line) or (lines and not text):
             break
         if text and not re.match(style.skip, line):
             lines.append(text)
     return _LEAD_IN.sub("", "\n".join(lines))
+
+
+def is_header(comment: str, begins_file: bool) -> bool:
+    """Returns True if a doc comment describes its file, or is a licence.
+
+    Args:
+        begins_file: True if the comment is the first thing in its file, and a blank line follows.
+    """
+    return bool(_FILE_TAG.search(comment)) or (begins_file and bool(_LICENCE.search(comment)))
 
 
 def document_tokens(text: str) -> list[str]:
@@ -157,19 +172,29 @@ _XML: tuple[Substitution, ...] = (
 )
 
 JAVADOC = DocStyle(_JAVADOC + _HTML + _QUOTES, stop=_TAG_LINE)
+# gtk-doc begins with the function's name and its parameters.
+_GTK_DOC = (
+    r"\A\s*[A-Za-z_][\w:.-]*:[ \t]*(?:\([^\n]*\))?[ \t]*(?:\n|\Z)"
+    r"(?:[ \t]*@[\w.]+[ \t]*:[^\n]*(?:\n|\Z)(?:(?![ \t]*(?:@|\n))[^\n]+(?:\n|\Z))*)*"
+)
 DOXYGEN = DocStyle(
-    (*_JAVADOC, *_DOXYGEN, *_HTML, *_MARKDOWN),
+    ((_GTK_DOC, ""), *_JAVADOC, *_DOXYGEN, *_HTML, *_MARKDOWN),
     stop=rf"\s*[@\\](?!({_NAMING})\b)\w",
     skip=r"\s*[@\\][\w{}]",
 )
 CSHARP = DocStyle(_XML + _QUOTES, stop=_TAG_LINE)
 PHPDOC = DocStyle(_JAVADOC + _HTML + _MARKDOWN, stop=_TAG_LINE)
+_DESCRIPTION = r"(description|desc|summary|classdesc)\b"
 JSDOC = DocStyle(
-    ((r"(?m)^\s*@(description|desc|summary|classdesc)\b\s*", ""), *PHPDOC.substitutions),
+    (
+        (rf"(?ms)\A\s*@.*?(?=^\s*@{_DESCRIPTION})", ""),
+        (rf"(?m)^\s*@{_DESCRIPTION}\s*", ""),
+        *PHPDOC.substitutions,
+    ),
     stop=rf"{_TAG_LINE}|\s*```|{_UNDERLINE}|\s*#+ (Examples?|Usage|Params?)",
 )
 GO = DocStyle(
-    ((r"\[\*?([A-Za-z_][\w./]*)\]", r"\1"), *_MARKDOWN),
+    ((r"(?<![\w\])])\[\*?([A-Za-z_][\w./]*)\]", r"\1"), *_MARKDOWN),
     stop=rf"\s*(Deprecated:|#\s)|{_INDENTED}",
     skip=r"\s*(TODO|FIXME|XXX|BUG)\b",
     strip=partial(strip_comment, directive=r"\s*//(go:|export |line |nolint|#|\s*\+build)"),
@@ -193,6 +218,8 @@ PYTHON = DocStyle(
 )
 RUBY = DocStyle(
     (
+        (r"(?m)^@!?\w.*(\n[ \t]+.*|\n(?=\n[ \t]+\S))*", "\n"),  # YARD's tags and directives, with their lines
+        (r"\A(\s*=+ .*\n)+", ""),
         (r"(?m)^\s*:?call-seq:.*\n(([ \t]+.*)?\n)*", ""),
         (r":(nodoc|doc|yields?|args?|notnew|(stop|start)doc|include|section|category|(singleton-)?method):.*", ""),
         (r"\{(?P<target>[A-Z#.][\w:#.?!=]*(?:\([^)]*\))?)(?P<label>(?:\s+[^{}=]*)?)\}(?!\[)", _link),

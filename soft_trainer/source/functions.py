@@ -11,23 +11,34 @@ from typing import Any, NamedTuple
 
 from tree_sitter import Node, QueryCursor
 
-from soft_trainer.source.definitions import definitions, last_child, name_node, node_text, queries
-from soft_trainer.source.documentation import document_tokens, summary
-from soft_trainer.source.languages import SOURCE_LANGUAGES
+from soft_trainer.source.definitions import (
+    TEST_MACRO,
+    Definition,
+    defining_macro,
+    definition_name,
+    definitions,
+    last_child,
+    name_node,
+    node_text,
+    queries,
+)
+from soft_trainer.source.documentation import document_tokens, is_header, summary
+from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
 
 Row = dict[str, Any]  # the columns of CodeSearchNet
 Span = tuple[int, int]
 # Blanks up to the end of the line, and the blank lines after it.
 _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
-_NO_CODE = re.compile(rb"[ \t\r]*(?:\n|//|/\*|#|\Z)")  # the end of a line, perhaps after a comment
+# Frames, and Doxygen's comments on what stands before them.
+_NO_DOCUMENTATION = re.compile(r"/\*\*(?=[*/])|////|/\*[*!]<|//[/!]<")
 _START = attrgetter("start_byte")
 _MAX_OVERLOADS = 50
 
 
 def functions(
     root: Node, source: bytes, language: str, path: str, documented: bool = False
-) -> Iterator[tuple[Row, Node]]:
-    """Yields a row and the syntax node for each named function in `source` that has a body.
+) -> Iterator[tuple[Row, Function]]:
+    """Yields the row of each named function in `source` that has a body, and the function.
 
     A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. `docstring` and
     `docstring_tokens` are empty if a function has no documentation. If the documentation consists only of tags, only
@@ -39,7 +50,7 @@ def functions(
     file = FileFunctions(root, source, language, path)
     for function in file.functions.values():
         if not documented or file.docstring(function):
-            yield file.row(function), function.node
+            yield file.row(function), function
 
 
 class Function(NamedTuple):
@@ -51,6 +62,8 @@ class Function(NamedTuple):
         node: the syntax node.
         named: the node that includes the name. For `f = function () {}`, this is the parent of `node`.
         body: the syntax node of the body.
+        broken: True if the function has a syntax error. Where there is a preprocessor, the body may have some: the
+            grammars do not know its macros.
     """
 
     name: str
@@ -58,6 +71,7 @@ class Function(NamedTuple):
     node: Node
     named: Node
     body: Node
+    broken: bool
 
     @property
     def lines(self) -> Span:
@@ -88,16 +102,19 @@ class FileFunctions:
         if root is None:
             return
         self._strings = set(self.table.strings.split())
+        self._containers = set(self.table.containers.split())
         self._comments = comments(root, language)
-        self._by_last_row = {self._last_row(node): node for node in self._comments}
-        # The last and the first row of attributes and decorators that have no code after them on their last line.
-        self._attributes: dict[int, int] = {}
-        self._signatures = defaultdict(list)
+        self._gap = re.compile(self.table.gap.encode())
         captures = QueryCursor(queries(language)[2]).captures(root)
-        for node in sorted(captures.get("attribute", []), key=_START):
-            if _NO_CODE.match(source, node.end_byte):
-                self._attributes.setdefault(node.end_point[0], node.start_point[0])
-        for node in sorted(captures.get("signature", []), key=_START):
+        attributes = captures.get("attribute", [])
+        # What may stand between a doc comment and its function, in order, without the comments inside attributes.
+        self._between: list[Node] = []
+        for node in sorted([*self._comments, *attributes], key=_START):
+            if not self._between or node.start_byte >= self._between[-1].end_byte:
+                self._between.append(node)
+        self._signatures = defaultdict(list)
+        self._prototypes = sorted(captures.get("signature", []), key=_START)
+        for node in self._prototypes:
             if name := node.child_by_field_name("name"):
                 self._signatures[node_text(source, name)].append(node)
         found = list(self._found(root))
@@ -116,9 +133,15 @@ class FileFunctions:
         """Yields the named functions that have a body, but only the first of several functions on the same lines."""
         end = 0
         lines = set()
-        for found in definitions(root, self.source, self.language):
-            node = found.node
-            if found.kind != "function" or (node.end_byte <= end and not self.table.nested):
+        found = list(definitions(root, self.source, self.language))
+        swallowing = _swallowing(found) if self.language in PREPROCESSED else set()
+        for definition in found:
+            node = definition.node
+            if (
+                definition.kind != "function"
+                or node.id in swallowing
+                or (node.end_byte <= end and not self.table.nested)
+            ):
                 continue
             end = max(end, node.end_byte)
             named = node
@@ -126,12 +149,23 @@ class FileFunctions:
                 named = node.parent
                 if not self.table.wrappers.get(named.type):
                     continue
-            scope = [outer.name for outer in found.around if outer.kind == "container"]
+            scope = [outer.name for outer in definition.around if outer.kind == "container"]
             body = node.child_by_field_name("body") or last_child(node, "function_body")
-            function = Function(".".join([*scope, found.name]), _parameters(self.source, node), node, named, body)
-            if body is not None and found.name and function.lines not in lines:
+            if body is None or not definition.name or self._is_test(node):
+                continue
+            name = ".".join([*scope, definition.name])
+            broken = node.has_error
+            if self.language in PREPROCESSED:
+                broken = _is_broken(node, body)
+            function = Function(name, _parameters(self.source, node), node, named, body, broken)
+            if function.lines not in lines:
                 lines.add(function.lines)
                 yield function
+
+    def _is_test(self, node: Node) -> bool:
+        """Returns True for `TEST_F(CartTest, Total) {` in C++."""
+        macro = defining_macro(self.source, node)
+        return macro is not None and TEST_MACRO.match(macro[0]) is not None
 
     def counterpart(self, name: str, other: FileFunctions) -> str | None:
         """Returns a function's name in another version of the file, or None if that version lacks the function.
@@ -145,6 +179,22 @@ class FileFunctions:
             if (function.name, function.parameters) == (own.name, own.parameters):
                 return key
         return None
+
+    def prototypes(self) -> Iterator[tuple[str, str]]:
+        """Yields the qualified name and the documentation of each documented function in C or C++ without a body."""
+        for node in self._prototypes:
+            name = name_node(node)
+            if name is None or name.parent.type != "function_declarator":
+                continue
+            documentation = self.table.style.strip(self._comment_before(self._outermost(node).start_byte)).strip()
+            if documentation:
+                scope = [definition_name(self.source, node, [], {})]
+                outer = node.parent
+                while outer is not None:
+                    if outer.type in self._containers:
+                        scope.insert(0, definition_name(self.source, outer, [], {}))
+                    outer = outer.parent
+                yield ".".join(filter(None, scope)), documentation
 
     def row(self, function: Function) -> Row:
         """Returns a function's row with CodeSearchNet's columns; see `functions`."""
@@ -210,21 +260,21 @@ class FileFunctions:
         return ""
 
     def _doc_comment(self, function: Function) -> str:
-        """Returns the doc comment above a function, below its annotations, or above an overload's signature."""
+        """Returns the doc comment before a function, between its annotations and its name, or before a signature."""
         outermost = self._outermost(function.named)
-        found = self._comment_above(outermost.start_point[0])
+        found = self._comment_before(outermost.start_byte)
         name = name_node(function.node)
         if found or name is None:
             return found
         first = bisect_left(self._comments, function.node.start_byte, key=_START)
         last = bisect_left(self._comments, name.start_byte, key=_START)
         if first < last:
-            return self._comment_above(self._last_row(self._comments[last - 1]) + 1)
+            return self._comment_before(self._end(self._comments[last - 1]))
         signatures = self._signatures.get(node_text(self.source, name), [])
         last = bisect_left(signatures, name.start_byte, key=_START)
         for signature in reversed(signatures[max(last - _MAX_OVERLOADS, 0) : last]):
             other = self._outermost(signature)
-            if other.parent == outermost.parent and (found := self._comment_above(other.start_point[0])):
+            if other.parent == outermost.parent and (found := self._comment_before(other.start_byte)):
                 return found
         return ""
 
@@ -234,35 +284,56 @@ class FileFunctions:
             node = node.parent
         return node
 
-    @staticmethod
-    def _last_row(node: Node) -> int:
-        """Returns a node's last row. In some grammars, a comment ends at the start of the next line."""
-        return node.end_point[0] - (node.end_point[1] == 0)
+    def _end(self, node: Node) -> int:
+        """Returns a node's end. In some grammars, a comment ends at the start of the next line."""
+        return node.start_byte + len(self.source[node.start_byte : node.end_byte].rstrip())
 
-    def _comment_above(self, row: int) -> str:
-        """Returns the doc comment that ends on the line above `row`, or "" if there is none.
+    def _comment_before(self, at: int) -> str:
+        """Returns the nearest doc comment before byte `at`, or "" if code comes between.
 
-        Consecutive line comments count as one comment. Lines with only attributes or decorators are skipped.
+        Attributes, decorators, comments that are not documentation, and what the language's `gap` matches are skipped.
+        Line comments on consecutive lines count as one comment.
         """
         lines: list[str] = []
-        row -= 1
-        while True:
-            if row in self._attributes:
-                row = self._attributes[row] - 1
+        for index in reversed(range(bisect_left(self._between, at, key=_START))):
+            node = self._between[index]
+            gap = self.source[self._end(node) : at]
+            if not self._gap.fullmatch(gap) or (lines and gap.count(b"\n") > 1):
+                break
+            at = node.start_byte
+            if not node.type.endswith("comment"):  # an attribute
                 continue
-            comment = self._by_last_row.get(row)
-            if comment is None:
-                return "\n".join(lines)
-            line_start = self.source.rfind(b"\n", 0, comment.start_byte) + 1
-            if self.source[line_start : comment.start_byte].strip():  # the comment follows code on the same line
-                return "\n".join(lines)
-            row = comment.start_point[0] - 1
-            text = node_text(self.source, comment).rstrip()
-            is_doc = text.startswith(self.table.doc_prefix)
-            if text.startswith(("/*", "=begin")):
-                return text if is_doc else "\n".join(lines)
-            if is_doc:
-                lines.insert(0, text)
+            text = node_text(self.source, node).rstrip()
+            is_block = text.startswith(("/*", "=begin"))
+            if is_block and lines:
+                break
+            if not text.startswith(self.table.doc_prefix) or _NO_DOCUMENTATION.match(text):
+                continue
+            after_code = self.source[self.source.rfind(b"\n", 0, at) + 1 : at].strip()
+            begins_file = index == 0 and not self.source[:at].strip() and gap.count(b"\n") > 1
+            if after_code or is_header(text, begins_file):
+                break
+            if is_block:
+                return text
+            lines.insert(0, text)
+        return "\n".join(lines)
+
+
+def _swallowing(found: list[Definition]) -> set[int]:
+    """Returns the ids of nodes that only look like functions in C, because other functions or a namespace are inside.
+
+    One `#if` whose branches open two brackets makes the rest of a file look like a function.
+    """
+    nodes = set()
+    for definition in found:
+        if definition.kind == "function" or definition.node.type == "namespace_definition":
+            nodes.update(outer.node.id for outer in definition.around[-1:] if outer.kind == "function")
+    return nodes
+
+
+def _is_broken(node: Node, body: Node) -> bool:
+    """Returns True if a function has a syntax error outside its body, or if the body's end is missing."""
+    return body.children[-1].is_missing or any(child.has_error for child in node.children if child != body)
 
 
 def _parameters(source: bytes, node: Node | None) -> str:

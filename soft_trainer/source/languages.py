@@ -5,6 +5,7 @@ CONTRIBUTING.md lists what else to change when you add a language.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 from soft_trainer.source import documentation
@@ -24,11 +25,15 @@ class SourceLanguage:
         style: the delimiters and the markup of documentation.
         comments: a tree-sitter query for comments and docstrings.
         attributes: a tree-sitter query for nodes that may come between a function and its doc comment (`@attribute`),
-            and for overloads without a body (`@signature`), which may have the function's doc comment.
+            and for overloads and prototypes without a body (`@signature`), which may have the function's doc comment.
         containers: the node types whose names precede a function's name (`Class.method`).
         types: the other node types that define a name: structures, aliases, macros. Search returns them as results.
+        signatures: a tree-sitter query for definitions without a body, such as interface members and overloads. They
+            are names for search, and never rows.
         wrappers: the node types that may enclose a function and name it (`exports.f = function () {}`), or come
             between a function and its doc comment. The value is the field with the name, or "" if there is none.
+        gap: a pattern for the text that may come between a function and its doc comment, besides attributes and other
+            comments.
         doc_prefix: the beginnings of doc comments. Other comments (`/* ... */` in Java) are not documentation.
         docstring_in_body: True if the documentation is the first statement of the body.
         nested: True if nested functions also become rows.
@@ -46,7 +51,9 @@ class SourceLanguage:
     attributes: str = ""
     containers: str = ""
     types: str = ""
+    signatures: str = ""
     wrappers: dict[str, str] = field(default_factory=dict)
+    gap: str = r"\s*"
     doc_prefix: tuple[str, ...] = ("/**",)
     docstring_in_body: bool = False
     nested: bool = False
@@ -76,6 +83,8 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         attributes='((call method: (identifier) @name) @attribute (#eq? @name "sig"))',
         containers="class module",
         style=documentation.RUBY,
+        # At most one blank line, and words before `def`: `private def total`.
+        gap=r"[ \t]*\n?(?:[ \t]*\n)?[ \t]*(?:\b\w+[ \t]+)*",
         doc_prefix=("#", "=begin"),
         constructors="initialize",
         magic_methods=r"to_s|to_text|inspect|display|dup|clone|equal\?|eql\?|hash|===?|!=|=~|<=>|[<>]=?|between\?",
@@ -99,7 +108,9 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         functions="method_declaration constructor_declaration compact_constructor_declaration",
         strings="string_literal character_literal",
         comments=_LINES_AND_BLOCKS,
-        containers="class_declaration interface_declaration enum_declaration record_declaration",
+        containers="class_declaration interface_declaration enum_declaration record_declaration"
+        " annotation_type_declaration",
+        signatures="(annotation_type_element_declaration) @signature",
         style=documentation.JAVADOC,
         doc_prefix=("/**", "///"),
         named_as_class=True,
@@ -110,7 +121,10 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         functions="function_declaration generator_function_declaration method_definition"
         " function_expression generator_function arrow_function",
         strings="string template_string regex",
-        containers="class_declaration",
+        containers="class_declaration class",
+        # Cart.prototype.total = sum;
+        signatures="((assignment_expression left: (member_expression object: (member_expression property:"
+        ' (property_identifier) @scope) property: (property_identifier))) @signature (#eq? @scope "prototype"))',
         wrappers=_NAMING_FUNCTIONS | {"field_definition": "property"},
         style=documentation.JSDOC,
         # A function often wraps a module, and constructors define methods.
@@ -133,6 +147,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         functions="function_declaration method_declaration",
         strings="interpreted_string_literal raw_string_literal rune_literal",
         style=documentation.GO,
+        gap=r"\s?[ \t]*",
         doc_prefix=("//", "/*"),
         types="type_spec type_alias",
         magic_methods="String|GoString",
@@ -141,7 +156,10 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         extensions=(".c", ".h"),
         functions="function_definition",
         strings="string_literal char_literal system_lib_string",
+        attributes="(declaration) @signature (field_declaration) @signature",
         style=documentation.DOXYGEN,
+        # Macros before the function: `XMLPUBFUN`, `ATTRIBUTE(pure)`.
+        gap=r"\s*(?:\b_*[A-Z][A-Z0-9_]*\b(?:\([^()]*\))?[ \t]*\n?[ \t]*)*",
         doc_prefix=("/**", "/*!", "///", "//!"),
         types="struct_specifier union_specifier enum_specifier type_definition preproc_function_def",
     ),
@@ -155,6 +173,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         style=documentation.RUST,
         doc_prefix=("///", "/**"),
         types="struct_item enum_item union_item type_item macro_definition",
+        signatures="(function_signature_item) @signature (associated_type) @signature",
         magic_methods="fmt|eq|ne|cmp|partial_cmp|hash|clone|drop|default",
     ),
     "csharp": SourceLanguage(
@@ -195,7 +214,9 @@ SOURCE_LANGUAGES["typescript"] = replace(
     _JAVASCRIPT,
     extensions=(".ts", ".mts", ".cts"),
     attributes="(decorator) @attribute (function_signature) @signature (method_signature) @signature",
-    containers="class_declaration abstract_class_declaration internal_module",
+    containers="class_declaration abstract_class_declaration class internal_module module",
+    signatures="(function_signature) @signature (method_signature) @signature (abstract_method_signature) @signature"
+    + _JAVASCRIPT.signatures,
     wrappers=_NAMING_FUNCTIONS | {"public_field_definition": "name"},
     types="interface_declaration type_alias_declaration enum_declaration",
 )
@@ -204,4 +225,15 @@ SOURCE_LANGUAGES["tsx"] = replace(SOURCE_LANGUAGES["typescript"], extensions=(".
 
 LANGUAGE_OF_ENDING = {ending: name for name, table in SOURCE_LANGUAGES.items() for ending in table.extensions}
 
+# The languages with a preprocessor, so that a file holds more than their grammars know.
+PREPROCESSED = ("c", "cpp")
 CODESEARCHNET_LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
+_IN_CPP = re.compile(rb"^[ \t]*(class|namespace|template)\b|\b\w+::\w", re.MULTILINE)
+
+
+def source_language(path: str, source: bytes) -> str | None:
+    """Returns a source file's language, or None if the extension is unknown. A `.h` file may be in C or in C++."""
+    ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
+    if ending == ".h" and _IN_CPP.search(source):
+        return "cpp"
+    return LANGUAGE_OF_ENDING.get(ending)

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from soft_trainer.search.index.notebooks import cells
 from soft_trainer.source.definitions import definitions, parse
-from soft_trainer.source.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
+from soft_trainer.source.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES, source_language
 
 MAX_LINES = 60  # longer functions are split; encoders read about 30 lines
 MIN_LINES = 4  # fewer lines between two functions are added to the second function
@@ -22,7 +22,7 @@ _ASSIGNED = re.compile(
     rb"\s*(?::[^=\n]{1,80})?=(?![=>])",
     re.MULTILINE,
 )
-_MAX_ASSIGNED = 20
+_MAX_IN_A_BLOCK = 20
 # The first paragraph of a docstring, of a block comment, or a group of line comments.
 _PARAGRAPH = re.compile(
     rb'"{3}(.*?)(?:"{3}|\n\s*\n)|/\*[*!](.*?)(?:\*/|\n\s*\*\s*\n)|((?:^[ \t]*(?://|#)[^\n]*\n)+)',
@@ -31,14 +31,22 @@ _PARAGRAPH = re.compile(
 _MAX_BEFORE_PARAGRAPH = 2000  # bytes
 _NAME = re.compile(r"[\w$]+")
 
-_CPP_HEADER = re.compile(rb"^[ \t]*(class|namespace|template)\b|\b\w+::\w", re.MULTILINE)
 OTHER_LANGUAGES = {
     ".md": "markdown", ".markdown": "markdown", ".rst": "restructuredtext", ".txt": "text", ".json": "json",
     ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".ini": "ini", ".cfg": "ini", ".xml": "xml", ".html": "html",
     ".css": "css", ".scss": "css", ".sql": "sql", ".sh": "shell", ".bash": "shell", ".swift": "swift",
     ".scala": "scala", ".lua": "lua", ".pl": "perl", ".r": "r", ".ex": "elixir", ".exs": "elixir", ".hs": "haskell",
     ".dart": "dart", ".zig": "zig", ".vue": "vue", ".proto": "protobuf", ".tf": "terraform", ".jl": "julia",
+    ".pyi": "python",
 }  # fmt: skip
+
+# The programs that run scripts, by the beginning of their names.
+_INTERPRETERS = {
+    b"python": "python", b"pypy": "python", b"ruby": "ruby", b"node": "javascript", b"php": "php", b"perl": "perl",
+    b"sh": "shell", b"bash": "shell", b"dash": "shell", b"ksh": "shell", b"zsh": "shell", b"lua": "lua",
+    b"Rscript": "r",
+}  # fmt: skip
+_SHEBANG = re.compile(rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?([A-Za-z]+)")
 
 LANGUAGES = frozenset(LANGUAGE_OF_ENDING.values()) | frozenset(OTHER_LANGUAGES.values())
 LINES, CLASS, WHOLE = range(3)
@@ -67,12 +75,14 @@ class Chunk:
 def language_of(path: str, source: bytes) -> str:
     """Returns the language for a file's extension, or "text" if the extension is unknown.
 
-    The source distinguishes C++ headers from C headers, because both may end in `.h`.
+    The source distinguishes C++ headers from C headers, because both may end in `.h`. The first line of a script
+    without an extension names its language.
     """
     ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
-    if ending == ".h" and _CPP_HEADER.search(source):
-        return "cpp"
-    return LANGUAGE_OF_ENDING.get(ending) or OTHER_LANGUAGES.get(ending, "text")
+    if not ending:
+        shebang = _SHEBANG.match(source)
+        return _INTERPRETERS.get(shebang[1] if shebang else b"", "text")
+    return source_language(path, source) or OTHER_LANGUAGES.get(ending, "text")
 
 
 def split(source: bytes, language: str, notebook: bool = False) -> list[Chunk]:
@@ -96,7 +106,10 @@ def split(source: bytes, language: str, notebook: bool = False) -> list[Chunk]:
 
 def _split_text(source: bytes, language: str) -> list[Chunk]:
     lines = source.split(b"\n")
-    spans = _definitions(source, language) if language in SOURCE_LANGUAGES else []
+    spans: list[Chunk] = []
+    signatures: list[tuple[int, str]] = []
+    if language in SOURCE_LANGUAGES:
+        spans, signatures = _definitions(source, language)
     chunks: list[Chunk] = []
     line = 1
     for span, following in zip_longest(spans, spans[1:]):
@@ -117,7 +130,12 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
         chunks += _blocks(lines, line, start - 1, replace(around, defines=[]), language)
         chunks += _blocks(lines, start, span.end, span, language)
         line = span.end + 1
-    return chunks + _blocks(lines, line, len(lines), Chunk(line, len(lines)), language)
+    chunks += _blocks(lines, line, len(lines), Chunk(line, len(lines)), language)
+    for line, name in signatures:
+        chunk = chunks[bisect_right(chunks, line, key=lambda chunk: chunk.start) - 1]
+        if name not in chunk.defines and len(chunk.defines) < _MAX_IN_A_BLOCK:
+            chunk.defines.append(name)
+    return chunks
 
 
 def first_paragraph(text: bytes) -> bytes:
@@ -144,7 +162,7 @@ def _blocks(lines: list[bytes], start: int, end: int, chunk: Chunk, language: st
             continue
         defines = list(chunk.defines) if not blocks else []
         if not chunk.name and language in SOURCE_LANGUAGES:
-            defines += [name.decode() for name in _ASSIGNED.findall(text)[:_MAX_ASSIGNED]]
+            defines += [name.decode() for name in _ASSIGNED.findall(text)[:_MAX_IN_A_BLOCK]]
         blocks.append(Chunk(first, last, chunk.name, defines, chunk.kind))
     return blocks
 
@@ -161,16 +179,22 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
     return start
 
 
-def _definitions(source: bytes, language: str) -> list[Chunk]:
-    """Returns functions, classes and types as chunks, in order. Outer definitions come before inner definitions.
+def _definitions(source: bytes, language: str) -> tuple[list[Chunk], list[tuple[int, str]]]:
+    """Returns functions, classes and types as chunks, and the line and name of each signature without a body.
 
-    A function nested in a function of at most `MAX_LINES` lines stays part of the outer function's chunk.
+    Outer definitions come before inner definitions. A function nested in a function of at most `MAX_LINES` lines stays
+    part of the outer function's chunk.
     """
     root = parse(source, language, PARSE_SECONDS)
     spans = []
+    signatures = []
     hidden_until = -1
     for found in definitions(root, source, language) if root else ():
         node = found.node
+        plain = _NAME.findall(found.name.rsplit(".", 1)[-1])
+        if found.kind == "signature":
+            signatures += [(node.start_point.row + 1, name) for name in plain[-1:]]
+            continue
         if not found.name or node.start_byte < hidden_until:
             continue
         outermost = min([node, *found.wrappers], key=lambda node: node.start_byte)
@@ -178,9 +202,8 @@ def _definitions(source: bytes, language: str) -> list[Chunk]:
         last = node.end_point.row
         last -= node.end_point.column == 0 and last > first
         name = ".".join([*(outer.name for outer in found.around[-_MAX_SCOPE:]), found.name])
-        plain = _NAME.findall(found.name.rsplit(".", 1)[-1])
         kind = CLASS if found.kind == "container" else WHOLE
         spans.append(Chunk(first + 1, last + 1, name, plain[-1:], kind))
         if found.kind != "container" and last - first < MAX_LINES:
             hidden_until = node.end_byte
-    return spans
+    return spans, signatures

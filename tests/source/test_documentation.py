@@ -1,0 +1,112 @@
+"""A function has the documentation that its language's own tool gives it."""
+
+import pytest
+
+from soft_trainer.source.definitions import parse
+from soft_trainer.source.documentation import summary
+from soft_trainer.source.functions import FileFunctions
+from soft_trainer.source.languages import SOURCE_LANGUAGES
+
+# (language, what is between the documentation and the function, a file, its functions and the beginning of their
+# documentation). The documentation is what the language's own tool says: the TypeScript compiler for JavaScript and
+# TypeScript, go/parser, javac's DocTrees, php-ast, YARD, syn, and doxygen for C and C++.
+# fmt: off
+DOCUMENTED = [
+    ("javascript", "blank lines", "let a;\n\n/** Adds. */\n\n\nfunction add() {}\n", {"add": "Adds."}),
+    ("javascript", "another comment", "/** Adds. */\n/* istanbul ignore next */\n// eslint-disable-next-line\n"
+     "function add() {}\n", {"add": "Adds."}),
+    ("javascript", "a mark for a bundler", "/** Adds. */\nconst add = /*#__PURE__*/ function () {}\n"
+     "", {"add": "Adds."}),
+    ("javascript", "nothing", "/** Adds. */ function add() {}\n/**\n * Halves.\n */ const halve = (a) => a / 2\n",
+     {"add": "Adds.", "halve": "Halves."}),
+    ("javascript", "another definition", "/** A number. */\nlet a = 1\n\nfunction add() {}\n", {"add": ""}),
+    ("javascript", "a blank line after a licence",
+     "/*! Copyright 2020 A. Author\n * @license MIT\n */\n\nfunction add() {}\n", {"add": ""}),
+    ("javascript", "nothing, but it is the file's", "/** @fileoverview Numbers. */\nfunction add() {}\n", {"add": ""}),
+    ("javascript", "no documentation", "/**** Adds. ****/\nfunction add() {}\n", {"add": ""}),
+    ("typescript", "blank lines", "class A {\n  /** Adds. */\n\n  add(): void {}\n\n  bare() {}\n}\n",
+     {"A.add": "Adds.", "A.bare": ""}),
+    ("typescript", "a decorator and a blank line", "class A {\n  /** Adds. */\n\n  @Get()\n  // slow\n"
+     "  add(): void {}\n}\n",
+     {"A.add": "Adds."}),
+    ("go", "nothing", "package a\n\n// Add adds.\n// It may fail.\nfunc Add() {}\n", {"Add": "Add adds."}),
+    ("go", "a blank line", "package a\n\n// Add adds.\n\nfunc Add() {}\n", {"Add": ""}),
+    ("go", "a blank line above a line", "package a\n\n// Numbers.\n\n// Add adds.\nfunc Add() {}\n"
+     "", {"Add": "Add adds."}),
+    ("java", "blank lines and an annotation",
+     "class A {\n  /** Adds. */\n\n  @Override\n\n  // slow\n  int add() { return 1; }\n"
+     "  int bare() { return 1; }\n}\n",
+     {"A.add": "Adds.", "A.bare": ""}),
+    ("java", "a field", "class A {\n  /** A number. */\n  int a;\n\n  int add() { return 1; }\n}\n", {"A.add": ""}),
+    ("php", "a blank line and a comment", "<?php\n$a = 1;\n\n/** Adds. */\n\n// slow\nfunction add() { return 1; }\n",
+     {"add": "Adds."}),
+    ("ruby", "a blank line", "x = 1\n# Adds.\n\ndef add\n  1\nend\n", {"add": "Adds."}),
+    ("ruby", "two blank lines", "x = 1\n# Adds.\n\n\ndef add\n  1\nend\n", {"add": ""}),
+    ("ruby", "the end of other code", "x = 1 # one\ndef add\n  1\nend\n", {"add": ""}),
+    ("rust", "a blank line, an attribute and a comment", "/// Adds.\n\n#[inline]\n// slow\nfn add() {}\n"
+     "fn bare() {}\n",
+     {"add": "Adds.", "bare": ""}),
+    ("rust", "no documentation", "//// Adds.\nfn add() {}\n/*** Halves. */\nfn halve() {}\n"
+     "", {"add": "", "halve": ""}),
+    ("c", "blank lines", "int a;\n/** Adds. */\n\n\nint add(void) { return 1; }\nint bare(void) { return 1; }\n",
+     {"add": "Adds.", "bare": ""}),
+    ("c", "macros and another comment", "/** Adds. */\nEXPORT\nDEPRECATED(\"2.0\")\n/* slow */\n"
+     "int add(void) { return 1; }\n",
+     {"add": "Adds."}),
+    ("c", "a declaration", "/** A number. */\nint a;\n\nint add(void) { return 1; }\n", {"add": ""}),
+    ("c", "a macro that defines another function", "/** Halves. */\nDEFINE(halve);\n\nint add(void) { return 1; }\n",
+     {"add": ""}),
+    ("c", "nothing, but it is the file's", "/** @file a.c Numbers. */\nint add(void) { return 1; }\n", {"add": ""}),
+    ("c", "nothing, but it is about what precedes", "enum a {\n  ONE\n  /**< One. */\n};\n"
+     "int add(void) { return 1; }\n",
+     {"add": ""}),
+    ("cpp", "a template and a blank line", "/// Adds.\n\ntemplate <typename T>\nT add(T a) { return a; }\n"
+     "", {"add": "Adds."}),
+]
+# fmt: on
+
+
+def documentation(source: str, language: str) -> dict[str, str]:
+    text = source.encode()
+    file = FileFunctions(parse(text, language), text, language, "path")
+    return {function.name: file.docstring(function) for function in file.functions.values()}
+
+
+@pytest.mark.parametrize(("language", "between", "source", "expected"), DOCUMENTED)
+def test_a_function_has_the_documentation_that_its_tool_gives_it(language, between, source, expected):
+    found = documentation(source, language)
+    assert list(found) == list(expected)
+    for name, beginning in expected.items():
+        assert found[name].startswith(beginning) and bool(found[name]) == bool(beginning)
+
+
+# (language, a file, the summary of its function's documentation), as gtk-doc, YARD, JSDoc and RDoc read it
+# fmt: off
+SUMMARIES = [
+    ("c", "/**\n * add:\n * @a: a number\n *     of any size\n * @...: more of them\n *\n * Adds numbers.\n *\n"
+     " * Returns: their sum\n */\nint add(int a) { return 1; }\n", "Adds numbers."),
+    ("c", "/**\n * add: (skip)\n *\n * Adds numbers.\n */\nint add(void) { return 1; }\n", "Adds numbers."),
+    ("c", "/**\n * SECTION:numbers\n *\n * About numbers.\n */\nint add(void) { return 1; }\n", ""),
+    ("ruby", "# @!macro [attach] numbers\n#   Made of $1\n# @api private\n# Adds numbers.\n# @return [Integer]\n"
+     "def add\n  1\n"
+     "end\n", "Adds numbers."),
+    ("ruby", "# @param [Hash] options\n#   the options\n#\n#   :a is a number\n#\n# Adds numbers.\n"
+     "def add(options)\n  1\nend\n",
+     "Adds numbers."),
+    ("ruby", "# :nocov:\n# Adds numbers.\ndef add\n  1\nend\n", "Adds numbers."),
+    ("ruby", "# == Sums\n#\n# Adds numbers.\n#   add # => 1\ndef add\n  1\nend\n", "Adds numbers."),
+    ("javascript", "/**\n * @function\n * @name add\n * @memberof numbers\n * @description Adds numbers.\n"
+     " * @param {number} a\n"
+     " */\nfunction add(a) {}\n", "Adds numbers."),
+    ("javascript", "/**\n * Adds numbers.\n * @param {number} a\n * @description More of it.\n */\n"
+     "function add(a) {}\n",
+     "Adds numbers."),
+    ("go", "package a\n\n// Add adds a[i] to [Sum].\nfunc Add() {}\n", "Add adds a[i] to Sum."),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("language", "source", "expected"), SUMMARIES)
+def test_a_summary_is_the_description(language, source, expected):
+    (found,) = documentation(source, language).values()
+    assert summary(found, SOURCE_LANGUAGES[language].style) == expected
