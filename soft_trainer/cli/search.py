@@ -2,6 +2,8 @@
 
 soft-trainer search "parse a date"
 soft-trainer search parse_date --path 'src/**' --json
+soft-trainer search "tests for parse_date" --tests only
+soft-trainer search -- "$(pytest tests/test_dates.py)"
 soft-trainer search --similar src/dates.py:12
 soft-trainer search --folder server --folder client "parse a date"
 soft-trainer search --serve
@@ -20,7 +22,14 @@ from typing import TYPE_CHECKING
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.index.words import WORD, stem, terms
-from soft_trainer.search.ranking.results import SearchResult, check_query, parse_place, query_terms, weak_notices
+from soft_trainer.search.ranking.results import (
+    TESTS,
+    SearchResult,
+    check_query,
+    parse_place,
+    query_terms,
+    weak_notices,
+)
 from soft_trainer.source.source_files import source_folder
 from soft_trainer.terminal import print_on_main
 
@@ -31,9 +40,9 @@ if TYPE_CHECKING:
 SHOWN_COLUMNS = 160
 # The options that have no effect in each mode. None is an ordinary search.
 _UNREAD = {
-    "--mcp": ("serve", "port", "editor", "limit", "json", "path", "language", "name", "query", "similar"),
-    "--serve": ("limit", "json", "path", "language", "name", "similar"),
-    "--similar": ("port", "editor", "path", "language", "name", "query"),
+    "--mcp": ("serve", "port", "editor", "limit", "json", "path", "language", "name", "tests", "query", "similar"),
+    "--serve": ("limit", "json", "path", "language", "name", "tests", "similar"),
+    "--similar": ("port", "editor", "path", "language", "name", "tests", "query"),
     None: ("port", "editor"),
 }
 # Control characters, and characters that change the writing direction or break lines.
@@ -48,7 +57,7 @@ _END = "\x1b[0m"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `soft-trainer search` to a parser."""
     add = parser.add_argument
-    add("query", nargs="*", help="a name, words, or a sentence")
+    add("query", nargs="*", help="a name, words, a sentence, or the output of a failing command")
     add(
         "--folder",
         action="append",
@@ -65,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--path", metavar="PATTERN", help="only files that match: 'src/**', '*.py'")
     add("--language", help="only files in this language: python, rust, markdown")
     add("--name", help="only functions and classes with this name, such as get, Session.get or Session.*")
+    add("--tests", choices=TESTS, help="search only tests, or everything but tests (default: tests rank low)")
     add("--similar", metavar="PATH:LINE", help="find code similar to the code at this line, such as a result")
     add("-n", "--limit", type=int, help="maximum number of results (default: 10)")
     add("--json", action="store_true", help="print one JSON object per line")
@@ -109,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     index = _opened(arguments)
     if not arguments.no_update:
         index.refresh(encode=not arguments.lexical)
-    filters = {name: getattr(arguments, name) for name in ("path", "language", "name")}
+    filters = {name: getattr(arguments, name) for name in ("path", "language", "name", "tests")}
     if place:
         results = index.similar(*place, limit, lexical=arguments.lexical)
     else:

@@ -204,9 +204,10 @@ class CodeIndex:
         name: str | None = None,
         lexical: bool = False,
         commits: bool = True,
+        tests: str | None = None,
     ) -> list[SearchResult]:
         """Finds the chunks that answer a query, best first; see `Search.search`."""
-        return Search([self]).search(query, limit, path, language, name, lexical, commits)
+        return Search([self]).search(query, limit, path, language, name, lexical, commits, tests)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
         """Finds chunks similar to the chunk at a line of a file, best first; see `Search.similar`."""

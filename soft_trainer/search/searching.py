@@ -3,7 +3,7 @@
 A query takes these steps:
 
 1. `parse_query` (ranking/ranking.py) extracts the query's significant words and their terms. `parse_text`
-   (ranking/texts.py) turns a text of several lines into three queries.
+   (ranking/texts.py) turns a text of several lines into three queries; `failure_first` first turns a pasted failure.
 2. Each index provides a `Snapshot` (snapshot.py), which reads everything a search needs in one transaction. `_View`
    combines the snapshots.
 3. `score` (ranking/ranking.py) scores all files and chunks by words, by an encoder and by past commits, and `fuse`
@@ -25,11 +25,11 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
-from soft_trainer.search.index.store import joined_segments, storable
+from soft_trainer.search.index.store import TRAITS, joined_segments, storable
 from soft_trainer.search.index.words import source_words, terms
 from soft_trainer.search.ranking import ranking
-from soft_trainer.search.ranking.results import SearchResult, check_limit
-from soft_trainer.search.ranking.texts import fuse, named_files, parse_text
+from soft_trainer.search.ranking.results import TESTS, SearchResult, check_limit
+from soft_trainer.search.ranking.texts import failure_first, fuse, named_files, parse_text
 from soft_trainer.search.ranking.weakness import is_weak
 from soft_trainer.search.snapshot import Snapshot
 
@@ -122,11 +122,13 @@ class Search:
         name: str | None = None,
         lexical: bool = False,
         commits: bool = True,
+        tests: str | None = None,
     ) -> list[SearchResult]:
         """Finds the chunks that answer a query, best first. An empty query finds nothing.
 
         Args:
-            query: a name, words, a sentence, or a text of several lines, such as an issue.
+            query: a name, words, a sentence, or a text of several lines, such as an issue or the output of a failing
+                command.
             limit: the maximum number of results.
             path: search only files that match this pattern, such as `src/**`, `*.py` or `**/views/*`. With several
                 indexes, the pattern may start with the name of an indexed folder.
@@ -134,17 +136,19 @@ class Search:
             name: search only functions and classes with this name, such as `get`, `Session.get` or `Session.*`.
             lexical: ignore embeddings.
             commits: use the votes of commits.
+            tests: "only" to search only tests, "no" to search everything else.
 
         Raises:
-            UserError: nothing is indexed, no file is in this language, or the limit is not a positive whole number.
+            UserError: nothing is indexed, no file is in this language, `tests` has another value, or the limit is not
+                a positive whole number.
         """
-        query = storable(query)  # tokenizers refuse other text
+        query = failure_first(storable(query))  # tokenizers refuse text with surrogates
         queries = parse_text(query)
         check_limit(limit)
         if not (queries[-1].terms or queries[-1].words):
             return []
         with self._view() as view:
-            allowed = view.allowed(path, language, name)
+            allowed = view.allowed(path, language, name, tests)
             if allowed is not None and not allowed.any():
                 return []
             similarity = None
@@ -248,13 +252,17 @@ class _View:
             first = last
         self.segments = joined_segments(tuple(part.snapshot.segments for part in self.parts))
 
-    def allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:
+    def allowed(
+        self, path: str | None, language: str | None, name: str | None, tests: str | None
+    ) -> np.ndarray | None:
         """Returns the chunks that pass the filters, bool[chunks], or None without filters.
 
         Raises:
-            UserError: no file is in this language.
+            UserError: no file is in this language, or `tests` is neither "only" nor "no".
         """
-        if not (path or language or name):  # agents give "" for none
+        if tests and tests not in TESTS:
+            raise UserError(f"tests={tests!r}: expected {' or '.join(TESTS)}")
+        if not (path or language or name or tests):  # agents give "" for none
             return None
         languages = None
         if language:
@@ -263,7 +271,11 @@ class _View:
             if not languages:
                 raise UserError(f"language={language!r}: no such files; the index has {', '.join(sorted(known))}")
         allowed = [part.snapshot.allowed(path, languages, name, part.label) for part in self.parts]
-        return np.concatenate(allowed)
+        kept = np.concatenate(allowed)
+        if tests:
+            is_test = self.segments.traits[self.segments.owners, TRAITS.index("test")] > 0
+            kept &= is_test == (tests == "only")
+        return kept
 
     def similarity_to_query(self, query: str) -> np.ndarray | None:
         """Computes each chunk's similarity to a query, or NaN for a chunk without an embedding.

@@ -35,6 +35,16 @@ def test_index_and_search(command, tree):
     assert list(rows[0]) == ["path", "start_line", "end_line", "language", "name", "score", "text", "commits", "weak"]
 
 
+def test_a_filter_for_tests_and_a_failure_as_the_query(command, tree):
+    search = ("search", "--folder", tree, "-n", 1)
+    assert command(*search, "total price", "--tests", "only")[1].startswith("tests/test_cart.py")
+    assert command(*search, "total price", "--tests", "no")[1].startswith("src/shop/cart.py")
+    assert "'only', 'no'" in command(*search, "total price", "--tests", "none")[2]
+    assert "nothing found with --tests only" in command(*search, "ListenAndServe", "--tests", "only")[2]
+    failure = "--- FAIL: TestTotalPrice (0.00s)\n    cart_test.go:3: total price of the cart is wrong\n"
+    assert command(*search, "--", failure)[1].startswith("src/shop/cart.py")
+
+
 @pytest.mark.parametrize("name", ["stdlib", "installed"])
 def test_every_command_knows_the_names_of_trees(command, tree, monkeypatch, name):
     monkeypatch.setattr(os, "__file__", str(tree / "os.py"))

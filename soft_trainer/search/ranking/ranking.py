@@ -35,11 +35,12 @@ EXACT_MEMBER = 10.0  # the same if its qualified name is exactly the query: more
 # Wrappers, compatibility layers and vendored copies are in deeper folders than the original.
 DEPTH_DISCOUNT = 0.1
 DISCOUNTS = {
-    "test": 0.5,
     "text": 0.3,  # a search for code should find the code before a page about it
     "vendored": 0.5,  # in `external` or `deps`, which may be a copy of other people's code
     "generated": 0.5,  # written by a program, from something that people wrote
 }
+TEST_FACTOR = 0.5  # for the score of a file with tests
+TESTS_ASKED = 2.0  # the same if the query asks for tests
 # A chunk's score within its file adds up BM25, a weight for defining a word of the query (as for the file), and these.
 CHUNK_WORDS = 1.0  # the fraction of the query that is in the chunk
 CHUNK_NAME = 1.0  # the fraction of the query that is in its name and in the enclosing names
@@ -58,6 +59,16 @@ MAX_WORDS = 1000  # different words of a query
 _SYMBOL = re.compile(r"(\(\*\w+\))?[\w.:#$>~\-]+[?!=]?(\(\))?")
 # Inner capitals or underscores, which only names have.
 _NAME_ALONE = re.compile(r"[a-z0-9][A-Z]|_|[A-Z]{2}.*[a-z]")
+# "tests for ...", "the unit tests that cover ...", "which tests check ...", "where is ... tested?". Other queries that
+# mention tests, such as "test client" or `go test ./...`, do not ask for them.
+_BEFORE_TESTS = (
+    "find|show|list|add|write|where|which|what|are|is|me|the|a|all|any|existing|new|unit|integration|regression"
+)
+_ASKS_FOR_TESTS = re.compile(
+    rf"\s*(?!test )(({_BEFORE_TESTS}) )*tests? (for|of|that|covers?|covering|checks?|checking|exercise|fail)\b"
+    r"|\s*(where|how|is|are) .* tested\W*$",
+    re.IGNORECASE | re.MULTILINE,
+)
 _SMALL_WORDS = {"how", "what", "where", "which", "when", "why", "the", "a", "is", "are", "of", "to", "with", "that"}
 
 
@@ -69,11 +80,13 @@ class Query(NamedTuple):
             "words".
         words: the significant words as typed.
         terms: the weight of each term.
+        test_factor: a factor for the scores of files with tests.
     """
 
     kind: str
     words: tuple[str, ...]
     terms: dict[str, float]
+    test_factor: float = TEST_FACTOR
 
 
 def parse_query(text: str) -> Query:
@@ -100,7 +113,10 @@ def parse_query(text: str) -> Query:
         kind = "sentence"
     if not symbol:
         telling = dict.fromkeys(telling)
-    return Query(kind, tuple(telling), weights)
+    factor = TEST_FACTOR
+    if _ASKS_FOR_TESTS.match(text):
+        factor = TESTS_ASKED
+    return Query(kind, tuple(telling), weights, factor)
 
 
 class Scores(NamedTuple):
@@ -134,7 +150,7 @@ def score(
         votes: float32[chunks], the weighted votes of commits.
         trust: a factor for the weight of the similarity.
     """
-    gather = _Gathered(segments, query.kind)
+    gather = _Gathered(segments, query)
     for term, weight in query.terms.items():
         gather.add(term, weight)
     member = np.zeros(0, np.int64)
@@ -223,11 +239,12 @@ def _share(similarity: np.ndarray) -> np.ndarray:
 class _Gathered:
     """The features of files and chunks, summed over a query's terms."""
 
-    def __init__(self, segments: Segments, kind: str):
+    def __init__(self, segments: Segments, query: Query):
         self.segments = segments
+        self.test_factor = query.test_factor
         self.kind_factors = np.ones(3, np.float32)
         self.kind_factors[LINES] -= LINES_DISCOUNT
-        if kind != "symbol":
+        if query.kind != "symbol":
             self.kind_factors[CLASS] -= CLASS_DISCOUNT
         self.owners = segments.owners
         files = len(segments.languages)
@@ -296,7 +313,7 @@ class _Gathered:
         if similar is not None:
             files += np.maximum.reduceat(similar, segments.firsts[:-1])
             chunks += similar
-        files *= discounts(segments, files > 0)
+        files *= discounts(segments, files > 0, self.test_factor)
         return Scores(files, chunks, self.total > 0, self.containing)
 
     def _files(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -316,12 +333,16 @@ def _largest(values: np.ndarray) -> float:
     return max(float(values.max()), 1e-9)
 
 
-def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Returns a factor for each file's score. Tests, prose, generated, vendored and deeply nested files get less."""
+def discounts(segments: Segments, candidates: np.ndarray, test_factor: float) -> np.ndarray:
+    """Returns a factor for each file's score. Prose, generated, vendored and deeply nested files get less.
+
+    Args:
+        test_factor: the factor for files with tests.
+    """
     depth = segments.traits[:, TRAITS.index("depth")].astype(np.float32)
     if candidates.any():
         depth = np.maximum(depth - depth[candidates].min(), 0)
-    kind = np.ones(len(depth), np.float32)
+    kind = 1 + (test_factor - 1) * segments.traits[:, TRAITS.index("test")]
     for trait, discount in DISCOUNTS.items():
         kind *= 1 - discount * segments.traits[:, TRAITS.index(trait)]
     return kind / (1 + DEPTH_DISCOUNT * depth)

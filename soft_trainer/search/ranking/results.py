@@ -11,6 +11,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.search.index.words import WORD, telling_terms, terms
 
 SHOWN_LINES = 4
+TESTS = ("only", "no")  # the values of the filter `tests`
 
 
 @dataclass(frozen=True)

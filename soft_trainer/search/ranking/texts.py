@@ -3,6 +3,8 @@
 The first line, the opening (the first line and the next paragraph) and the whole text are three queries. The files
 that the text mentions are a fourth ranking. The rankings are fused by reciprocal rank. `benchmarks/RESULTS.md` has the
 results for the issues of SWE-bench.
+
+The pasted output of a failing command is first turned, so that it begins with its first error.
 """
 
 from __future__ import annotations
@@ -18,8 +20,25 @@ from soft_trainer.search.index.store import TRAITS, Segments
 from soft_trainer.search.ranking.ranking import Query, Scores, ordering, parse_query
 
 NEAR = 10  # a file of rank r scores 1 / (NEAR + r); a larger number brings the first ranks closer together
-TEST_DISCOUNT = 0.5  # unless the first line mentions tests
 SAME_NAME = 3  # a path that matches more files is ignored
+# A pasted failure begins with a command (`$ ...`, or words of commands, options and arguments that are no prose), or
+# with output of pytest, unittest, go test, cargo, vitest, jest, Maven, Gradle or RSpec.
+_WORDS = (
+    "python3?|pytest|tox|uv|poetry|go|cargo|npm|npx|pnpm|yarn|node|jest|vitest|tsc|mvnw?|gradlew?|bundle|rspec|rake|make"
+    "|run|exec|test|build|check|vet"
+)
+_COMMAND = re.compile(rf"\$ .*|(\./)?({_WORDS})( ({_WORDS})| -\S+( \w+)?| \S*[./:=]\S*)*")
+_OUTPUT = re.compile(
+    r"[=_]{3,} |[.FEs]+$|(RUN|FAIL|PASS|=== RUN|\[INFO\]|\[ERROR\]|> Task)\s"
+    r"|running \d+ test|Compiling \S+ v\d|# \S+ \[|Failures:"
+)
+_HEADING = "Traceback (most recent call last):\n"  # in every traceback
+# The lines with which the same programs, and compilers, begin an error.
+_ERROR = re.compile(
+    r"^[ \t]*(E {2,}|File \"|(--- )?(FAIL|ERROR): |panic: |thread '.*panicked at |● |Failure/Error: "
+    r"|(\S+: )?error(\[\w+\])?: |(\[ERROR\] )?\S+\.\w+[:(]\[?\d+[:,]\d+|[\w.:]*(Error|Exception)\b)",
+    re.MULTILINE,
+)
 _LETTERS_OF_PATHS = re.compile(r"[\w./\\-]+")
 _PATH = re.compile(r"[\w./\\-]*\w\.\w+")  # only tried at the start of such letters: elsewhere it takes quadratic time
 
@@ -31,6 +50,24 @@ def parse_text(text: str) -> list[Query]:
         return [parse_query(text)]
     paragraph = re.split(r"\n\s*\n", rest.strip(), maxsplit=1)[0]
     return [parse_query(part) for part in (first, f"{first}\n{paragraph}", text)]
+
+
+def failure_first(text: str) -> str:
+    """Moves the lines before the first error of a pasted failure to the end, and drops the command.
+
+    Other texts stay as they are. An issue that quotes a failure begins with a title, which says more than the error.
+    """
+    pasted = text.strip()
+    first, _, output = pasted.partition("\n")
+    if not _COMMAND.fullmatch(first.strip()):
+        output = pasted
+        if not (_OUTPUT.match(first) or pasted.startswith(_HEADING)):
+            return text
+    output = output.replace(_HEADING, "")
+    error = _ERROR.search(output)
+    if error is None:
+        return text
+    return f"{output[error.start() :]}\n\n{output[: error.start()]}"
 
 
 def fuse(
@@ -56,8 +93,7 @@ def fuse(
         shares += _shares_of_best(chunks, segments)
     order = [file for file in named if total[file] > 0]
     total[order] += 1 / (NEAR + 1 + np.arange(len(order)))
-    if "test" not in queries[0].terms:
-        total *= 1 - TEST_DISCOUNT * segments.traits[:, TRAITS.index("test")]
+    total *= 1 + (queries[0].test_factor - 1) * segments.traits[:, TRAITS.index("test")]
     return Scores(total, _shares_of_best(shares, segments), any(one.matched for one in scores), scores[-1].containing)
 
 

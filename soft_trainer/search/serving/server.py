@@ -44,7 +44,7 @@ class PageServer(ThreadingHTTPServer):
     def search(self, options: dict[str, str]) -> dict:
         """Returns a query's results, as JSON values for the page."""
         query = options.get("q", "")[:MAX_QUERY]
-        filters = {name: options[name] for name in ("path", "language") if options.get(name)}
+        filters = {name: options[name] for name in ("path", "language", "tests") if options.get(name)}
         started = time.perf_counter()
         if options.get("like"):
             results, notices = self.served.similar(*parse_place(options["like"]), MAX_RESULTS)

@@ -1,10 +1,11 @@
 """A search shows the chunk of a file that answers, finds qualified names, and ranks code of others low."""
 
 import pytest
+from refusals import refused
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex, Search
-from soft_trainer.search.ranking.ranking import EXACT_MEMBER
+from soft_trainer.search.ranking.ranking import EXACT_MEMBER, TEST_FACTOR, TESTS_ASKED, parse_query
 
 UPLOADS = '''
     import time
@@ -231,3 +232,54 @@ def test_a_qualified_name_may_begin_with_modules_and_have_a_languages_signs(tmp_
 def test_a_filter_by_name_matches_the_qualified_name(tmp_path, name, found):
     index = CodeIndex.build(write_tree(tmp_path / "tree", MEMBERS))
     assert {result.name for result in index.search("flask runner all", name=name)} == found
+
+
+TESTED = {
+    "shop/prices.py": "def parse_price(text):\n    return float(text)\n",
+    "shop/client.py": "class TestClient:\n    def get(self, price):\n        return price\n",
+    "tests/test_prices.py": "def test_parse_price():\n    assert parse_price('1') == 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "asks"),
+    [
+        ("tests for: parse price", True),
+        ("Unit tests that cover parse_price", True),
+        ("which tests check parse_price", True),
+        ("where are the tests for parse_price?", True),
+        ("Where is parse_price tested?", True),
+        ("add a regression test for parse_price", True),
+        ("tests for parse_price\n\nshop/prices.py", True),
+        ("parse_price", False),
+        ("test client price", False),
+        ("tests/test_prices.py parse_price", False),
+        ("$ go test ./...\nparse_price", False),
+        ("test for a price", False),
+        ("how are prices tested for NaN", False),
+        ("a function that tests for a price", False),
+        ("Fix the test runner\n\nwhere parse_price is tested", False),
+    ],
+)
+def test_only_a_query_that_asks_for_tests_raises_them(query, asks):
+    assert parse_query(query).test_factor == (TESTS_ASKED if asks else TEST_FACTOR)
+
+
+def test_tests_come_first_if_they_are_asked_for(tmp_path):
+    index = CodeIndex.build(write_tree(tmp_path / "tree", TESTED))
+    for query in ("tests for parse_price", "tests for parse_price\n\nshop/prices.py"):
+        assert index.search(query)[0].path == "tests/test_prices.py"
+    for query in ("parse_price test", "test parse_price\n\nshop/prices.py"):
+        assert index.search(query)[0].path == "shop/prices.py"
+
+
+def test_a_filter_for_tests(tmp_path):
+    index = CodeIndex.build(write_tree(tmp_path / "tree", TESTED))
+    paths = {}
+    for tests in (None, "", "only", "no"):
+        paths[tests] = {result.path for result in index.search("price", tests=tests)}
+    assert paths["only"] == {"tests/test_prices.py"}
+    assert paths["no"] == {"shop/prices.py", "shop/client.py"}
+    assert paths[None] == paths[""] == paths["only"] | paths["no"]
+    with refused("tests='none': expected only or no"):
+        index.search("price", tests="none")

@@ -1,6 +1,7 @@
 """A text of several lines is searched by its first line, its opening, the whole text, and the files it mentions."""
 
 import time
+from pathlib import Path
 
 import pytest
 from trees import write_tree
@@ -8,7 +9,7 @@ from trees import write_tree
 from soft_trainer.search import CodeIndex, Search
 from soft_trainer.search.index.words import stem
 from soft_trainer.search.ranking.ranking import MAX_WORDS, parse_query
-from soft_trainer.search.ranking.texts import named_files, parse_text
+from soft_trainer.search.ranking.texts import failure_first, named_files, parse_text
 
 SEND = "def send(request):\n    return adapter(request)\n"
 FILES = {
@@ -100,3 +101,74 @@ def test_tests_come_late_unless_the_first_line_speaks_of_tests(index):
 def test_a_text_without_a_known_word_finds_nothing(index):
     assert index.search("zzzqqq\n\nwvvq xqzv") == []
     assert index.search("\n\n") == []
+
+
+# What the programs print for a failing test or for code that does not compile, and the line that says what is wrong.
+FAILURES = {
+    "cargo": "thread 'tests::cents' (6452) panicked at src/lib.rs:12:9:",
+    "cargo_compile": "error[E0432]: unresolved import `crate::taxes`",
+    "go": "--- FAIL: TestParsePrice (0.00s)",
+    "go_compile": "./bad_test.go:6:5: undefined: AddTax",
+    "go_verbose": "--- FAIL: TestParsePrice (0.00s)",
+    "gradle": "java.lang.AssertionError at PricesTest.java:10",
+    "gradle_compile": ":compileJava/home/me/shop/src/main/java/shop/Prices.java:6: error: cannot find symbol",
+    "jest": "● parsePrice › keeps cents",
+    "maven": "java.lang.AssertionError: expected:<29> but was:<28>",
+    "maven_compile": "[ERROR] /home/me/shop/src/main/java/shop/Prices.java:[6,74] cannot find symbol",
+    "pytest": "E       ValueError: could not convert string to float: '1,250.00'",
+    "pytest_import": "ImportError while importing test module '/home/me/shop/tests/test_taxes.py'.",
+    "rspec": 'Failure/Error: expect(parse_price("$0.29")).to eq(29)',
+    "tsc": "src/prices.ts(1,24): error TS2307: Cannot find module './taxes' or its corresponding type declarations.",
+    "tsc_pretty": (
+        "src/prices.ts:1:24 - error TS2307: Cannot find module './taxes' or its corresponding type declarations."
+    ),
+    "unittest": "ERROR: test_thousands (test_prices.PriceTest.test_thousands)",
+    "vitest": "AssertionError: expected 28 to be 29 // Object.is equality",
+}
+UNKNOWN_WITHOUT_COMMAND = ("gradle", "gradle_compile")  # old versions begin with the name of a task
+
+
+@pytest.mark.parametrize(("program", "error"), FAILURES.items())
+def test_a_pasted_failure_is_searched_from_its_error_on(program, error):
+    output = (Path(__file__).parent / "failures" / f"{program}.txt").read_text(encoding="utf-8")
+    turned = failure_first(output)
+    assert turned.strip().splitlines()[0] == error
+    assert output.splitlines()[0] not in turned  # the command
+    assert failure_first(output.removeprefix("$ ")) == turned
+    without_command = output.partition("\n")[2]
+    if program not in UNKNOWN_WITHOUT_COMMAND:
+        assert failure_first(without_command).strip().splitlines()[0] == error
+
+
+ERROR = "\nE   ValueError: no\n\n./a.go:1:2: undefined: b\n"
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "Parser fails on dates",
+        "go test fails with an empty map",
+        "pytest crashes",
+        "make clean does nothing",
+        "python -m pytest ignores conftest.py",
+        "[Bug] wrong dates",
+        "ValueError: no",
+        "Running `pytest tests` prints nothing",
+        "# Crash",
+        "FAILED to parse",
+    ],
+)
+def test_an_issue_that_quotes_a_failure_begins_with_its_title(title):
+    assert failure_first(title + ERROR) == title + ERROR
+
+
+@pytest.mark.parametrize("text", ["", "$ go test ./...", "$ go test ./...\nok  \tshop\t0.01s\n", "=== a\nb"])
+def test_a_text_without_an_error_stays_as_it_is(text):
+    assert failure_first(text) == text
+
+
+def test_a_traceback_is_searched_without_its_heading():
+    heading, frames = TRACEBACK.split("\n\n")[1].split("\n", 1)
+    assert failure_first(f"{heading}\n{frames}").strip() == frames.strip()
+    assert failure_first(f"$ python run.py\n{heading}\n{frames}").strip() == frames.strip()
+    assert failure_first(TRACEBACK) == TRACEBACK

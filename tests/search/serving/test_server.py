@@ -51,6 +51,8 @@ def test_the_page_and_its_data(server):
     answer = json.loads(get(server, f"/{server.token}/search?q=parse+date")[2])
     assert answer["results"][0]["name"] == "parse_date" and answer["results"][0]["lines"]
     assert json.loads(get(server, f"/{server.token}/search?q=date&path=*.go")[2])["results"] == []
+    tests = json.loads(get(server, f"/{server.token}/search?q=total+price&tests=only")[2])["results"]
+    assert [result["path"] for result in tests] == ["tests/test_cart.py"]
     answer_to_stray = json.loads(get(server, f"/{server.token}/search?q=xqzv+parse")[2])
     assert answer_to_stray["results"][0]["weak"] and "only weak results" in answer_to_stray["notices"][0]
     about = json.loads(get(server, f"/{server.token}/about")[2])

@@ -34,6 +34,25 @@ def call(index, *calls):
     return anyio.run(talk)
 
 
+def test_the_instructions_say_when_to_search_and_when_to_grep(tree):
+    served = ServedIndex(Search([CodeIndex.build(tree)]), update=False)
+    advice = tools.tool_server(served).instructions
+    for example in ('"how are retries limited"', 'grep "RetryError("', '"$ pytest ', '"tests for parse_date"'):
+        assert example in advice
+    assert len(tools.GUIDANCE.split()) <= 120
+
+
+def test_an_agent_finds_tests_and_the_code_behind_a_failure(tree):
+    index = CodeIndex.build(tree)
+    failure = "$ pytest tests/test_cart.py\nF\n\nE   AssertionError: total price of the cart is wrong\n"
+    answers = call(
+        index,
+        ("search", {"query": "total price", "tests": "only", "limit": 1}),
+        ("search", {"query": failure, "tests": "no", "limit": 1}),
+    )
+    assert [text.splitlines()[1].split(":")[0] for _, text in answers] == ["tests/test_cart.py", "src/shop/cart.py"]
+
+
 def test_search_and_read(tree):
     index = CodeIndex.build(tree)
     write_tree(tree, {"new.py": "def brand_new():\n    return 1\n"})
@@ -61,6 +80,7 @@ def test_search_and_read(tree):
         ("search", {"query": " "}, "the query is empty"),
         ("search", {"query": "x", "limit": -1}, "limit=-1: expected a whole number"),
         ("search", {"query": "x", "language": "cobol"}, "language='cobol': no such files; the index has go"),
+        ("search", {"query": "x", "tests": "none"}, "tests='none': expected only or no"),
         ("search", {"query": "x", "lang": "go"}, "lang: Extra inputs are not permitted. search takes query, limit,"),
         ("search", {}, "query: Field required"),
         ("search", {"query": "x", "limit": 2.5}, "limit: Input should be a valid integer"),
