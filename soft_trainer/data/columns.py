@@ -16,28 +16,24 @@ from datasets import Dataset, List, Value
 from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.named_negatives import NEGATIVE_NAMES
-from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS, QUERY_ROW
-from soft_trainer.data.tokens import TOKENS_END, columns_in, not_tokens
+from soft_trainer.data.column_names import (
+    CODE_COLUMNS,
+    CODES,
+    COLUMNS_OF,
+    NEGATIVE_NAMES,
+    PAIRS,
+    POSITIVES,
+    QUERY_COLUMNS,
+    TOKENS_END,
+)
+from soft_trainer.data.split import QUERY_ROW
+from soft_trainer.data.tokens import columns_in, not_tokens
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest, print_on_main, shortened
 
-# Columns that may list several positives of a row's query. Other lists are tokens, in columns called `NAME_tokens`.
-POSITIVES = ("positive", "positives", "pos")
-# The recognised names of query and code columns. `docs/data.md` lists them.
-PAIRS = (
-    ("query", "code"),
-    *(("query", name) for name in POSITIVES),
-    *(("anchor", name) for name in POSITIVES),
-    ("question", "answer"),
-    *(("question", name) for name in POSITIVES),
-    ("text", "function"),
-)
-CODES = ("code", "code_tokens")  # of CodeSearchNet
 RECOGNISED = tuple(dict.fromkeys((*QUERY_COLUMNS, *CODES, *chain.from_iterable(PAIRS), *NEGATIVE_NAMES)))
 LOOKS_LIKE = {"pos", "positive", "positives", "neg", "negs", "negative", "negatives"}  # words in a column's name
 TEXT_ID = "code:"  # the start of an id that is the hash of a function
-COLUMNS_OF = {"query": QUERY_COLUMNS, "code": CODES}
 
 
 class ColumnNames(NamedTuple):

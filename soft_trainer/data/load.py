@@ -13,9 +13,9 @@ import pyarrow as pa
 from datasets import Dataset, Features, Value
 
 from soft_trainer.data.array_cache import flat
+from soft_trainer.data.column_names import COLUMNS_OF, NEGATIVE
 from soft_trainer.data.columns import (
     ANY_COLUMNS,
-    COLUMNS_OF,
     ColumnNames,
     chosen_columns,
     name_unused,
@@ -39,7 +39,7 @@ from soft_trainer.data.layouts.tables import (
     with_class_names,
     with_plain_text,
 )
-from soft_trainer.data.named_negatives import COLUMN as NEGATIVE_COLUMN, with_negative_columns
+from soft_trainer.data.named_negatives import with_negative_columns
 from soft_trainer.data.row_checks import check_labels, check_split, name_repeated
 from soft_trainer.data.split import QUERY_ROW, Split
 from soft_trainer.data.tokens import columns_in, side_texts
@@ -235,7 +235,7 @@ def make_splits(
     columns = chosen_columns(tables, names.query, names.code, place, quiet)
     if not quiet:
         used = {*chain.from_iterable(COLUMNS_OF.values()), *chain.from_iterable(columns.values()), names.id}
-        name_unused([name for name in given if not NEGATIVE_COLUMN.fullmatch(name)], used, place)
+        name_unused([name for name in given if not NEGATIVE.fullmatch(name)], used, place)
     for name, rows in tables.items():
         if not len(rows):
             raise UserError(f"{places[name]}: no rows")

@@ -8,12 +8,10 @@ from itertools import chain
 import numpy as np
 from datasets import Dataset, List, Value, concatenate_datasets
 
+from soft_trainer.data.column_names import NEGATIVE, NEGATIVES
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
-NEGATIVES = "negatives"  # a column of functions, as texts or urls, that do not answer the row's query
-NEGATIVE_NAMES = (NEGATIVES, "neg", "negative", "negative_1")  # the last one with any number
-COLUMN = re.compile(r"negatives|neg|negative(_\d+)?")
 URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # such a value is an id, not the text of a function
 
 
@@ -24,7 +22,7 @@ def with_negative_columns(rows: Dataset, place: str, quiet: bool = False) -> Dat
         place: where the rows come from, for messages.
         quiet: True to print nothing.
     """
-    names = [name for name in rows.column_names if COLUMN.fullmatch(name)]
+    names = [name for name in rows.column_names if NEGATIVE.fullmatch(name)]
     if names in ([], [NEGATIVES]):
         return rows
     if not quiet:

@@ -20,12 +20,11 @@ from scipy import sparse
 from torch import Tensor
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.named_negatives import NEGATIVES, with_negatives
+from soft_trainer.data.column_names import CODE_COLUMNS, NEGATIVES, QUERY_COLUMNS
+from soft_trainer.data.named_negatives import with_negatives
 from soft_trainer.fingerprints import fingerprint, rows_fingerprint
 
-QUERY_COLUMNS = ("docstring", "docstring_tokens")
 QUERY_ROW = "soft_trainer_query_row"  # a column with the number of a row's query, if several rows have the same query
-CODE_COLUMNS = ("original_string", "code", "code_tokens")
 
 
 @dataclass(frozen=True)

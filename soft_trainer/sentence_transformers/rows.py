@@ -12,7 +12,7 @@ from datasets import Dataset
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.data.named_negatives import COLUMN as NEGATIVE_COLUMN
+from soft_trainer.data.column_names import NEGATIVE
 from soft_trainer.data.split import Judgments, RelevantCodes, Split
 from soft_trainer.data.tokens import text_ids
 from soft_trainer.errors import UserError
@@ -157,7 +157,7 @@ def _columns_of(dataset: Dataset) -> tuple[list[str], list[str]]:
             "train_dataset: expected a column of queries, then a column of functions, then optional columns of "
             f"negatives, but the columns are {', '.join(dataset.column_names)}"
         )
-    negatives = [name for name in names[2:] if NEGATIVE_COLUMN.fullmatch(name)]
+    negatives = [name for name in names[2:] if NEGATIVE.fullmatch(name)]
     used = names[:2] + negatives
     return used, [name for name in names if name not in used]
 

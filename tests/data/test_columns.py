@@ -206,7 +206,8 @@ def test_negatives_beside_the_columns_of_codesearchnet_are_read_from_any_of_thei
 # ---- Unused columns ----
 
 UNUSED = [
-    ({"query": "a", "code": "x", "hard_negatives": ["y"]}, ["hard_negatives"]),
+    ({"query": "a", "code": "x", "wrong_negatives": ["y"]}, ["wrong_negatives"]),
+    ({"query": "a", "code": "x", "hard_negatives": ["y"], "hard_negative_1": "z"}, []),
     ({"query": "a", "code": "x", "codes": "y", "Negative": "z"}, ["codes", "Negative"]),
     ({"query": "a", "code": "x", "positive_2": "y", "text": "z"}, ["positive_2", "text"]),
     ({"docstring": "a", "code": "x", "pos": ["y"]}, ["pos"]),

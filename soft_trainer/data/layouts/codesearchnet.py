@@ -15,13 +15,13 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset, flat
-from soft_trainer.data.columns import PAIRS, name_unused
+from soft_trainer.data.column_names import NEGATIVE, NEGATIVES, PAIRS, QUERY_COLUMNS
+from soft_trainer.data.columns import name_unused
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, row_files
-from soft_trainer.data.named_negatives import COLUMN as NEGATIVE_COLUMN, NEGATIVES
-from soft_trainer.data.split import QUERY_COLUMNS, Split
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
@@ -58,7 +58,7 @@ def is_codesearchnet(folder: Path) -> bool:
         _, row = next(read_json_lines(files[first][0]), (None, {}))
     except UserError:
         return True  # `load_folder` raises a better error
-    if any(NEGATIVE_COLUMN.fullmatch(name) and name != NEGATIVES for name in row):
+    if any(NEGATIVE.fullmatch(name) and name != NEGATIVES for name in row):
         return False  # `load_jsonl` does not read these columns
     return bool({*QUERY_COLUMNS} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
 

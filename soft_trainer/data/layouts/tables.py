@@ -28,13 +28,13 @@ from datasets import (
 from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset, no_bar_for_few
+from soft_trainer.data.column_names import may_hold_lists
 from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of, files_of_splits
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_encodable, check_utf8, open_text, read_json_lines
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-LISTS = ("positives", "pos", "negatives", "neg")  # columns that may contain lists in other files
 READ_AS = {"csv": {"keep_default_na": False, "na_values": [""]}}  # `null` and `NA` are ordinary words
 # Parts of error messages about missing rows: from `datasets` for a file with only a header and for an empty saved data
 # set, from pandas for an empty file, and from Arrow for an empty Parquet file.
@@ -227,7 +227,7 @@ def _check_fields(path: Path) -> None:
             header = next(rows, [])
             if len(header) == 1 and (separator := next(filter(header[0].__contains__, ";\t|"), None)):
                 raise UserError(f"{path}: columns must be separated by commas, not by {separator!r}")
-            lists = [place for place, name in enumerate(header) if name in LISTS]
+            lists = [place for place, name in enumerate(header) if may_hold_lists(name)]
             line = rows.line_num
             for row in rows:
                 if row and len(row) != len(header):
