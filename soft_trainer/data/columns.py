@@ -69,11 +69,40 @@ def chosen_columns(
         if name is not None and name not in names:
             have = ", ".join(names)
             raise UserError(f"{source}: {option}={name}: no such column; the rows have {have}{nearest(name, names)}")
-    if not (query or code or {*QUERY_COLUMNS} & {*names}):
-        query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
-        if query is not None and not quiet:  # without recognised columns, `text_column` raises an error
+    if query is not None and query == code:
+        raise UserError(f"{source}: query_column and code_column are both {query!r}; set two different columns")
+    if not (query or code):
+        query, code = _recognised_pair(names, source)
+        if query is not None and code is not None and not quiet:
             print_on_main(f"{source}: reading queries from column {query!r} and functions from {code!r}")
     return {"query": (query,) if query else QUERY_COLUMNS, "code": (code,) if code else CODES}
+
+
+def _recognised_pair(names: Sequence[str], source: str) -> tuple[str | None, str | None]:
+    """Returns the query and the code column of a pair in `PAIRS`. Both are None for CodeSearchNet's columns.
+
+    If no pair is complete, the result has a column of one side, so that the error is about the other side.
+
+    Raises:
+        UserError: two complete pairs have different code columns.
+    """
+    complete = [pair for pair in PAIRS if {*pair} <= {*names}]
+    queries = [name for name in QUERY_COLUMNS if name in names]
+    codes = [name for name in CODES if name in names]
+    if complete and queries and codes and complete[0][1] not in codes:
+        complete.append((queries[0], codes[0]))
+    for other in complete:
+        if other[1] != complete[0][1]:
+            pairs = " and ".join(f"{query!r} with {code!r}" for query, code in (complete[0], other))
+            raise UserError(f"{source}: the rows have two pairs of columns, {pairs}; set query_column and code_column")
+    if complete:
+        return complete[0]
+    if queries or codes:
+        return None, None
+    for query, _ in PAIRS:
+        if query in names:
+            return query, None
+    return None, next((code for _, code in PAIRS if code in names), None)
 
 
 def name_unused(names: Iterable[str], used: Collection[str], place: str) -> None:

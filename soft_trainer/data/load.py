@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -33,13 +34,14 @@ from soft_trainer.data.layouts.cosqa import has_cosqa, has_cosqa_plus, load_cosq
 from soft_trainer.data.layouts.files import SIDES_OF, SPLIT_NAMES, SPLITS, check_names, files_of
 from soft_trainer.data.layouts.tables import (
     is_saved,
+    name_skipped,
     names_splits,
     read_splits,
     row_files,
-    with_class_names,
     with_plain_text,
 )
 from soft_trainer.data.named_negatives import with_negative_columns
+from soft_trainer.data.plain_columns import plain_table, table_of, table_of_frame
 from soft_trainer.data.row_checks import check_labels, check_split, name_repeated
 from soft_trainer.data.split import QUERY_ROW, Split
 from soft_trainer.data.tokens import columns_in, side_texts
@@ -48,6 +50,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import check_encodable
 from soft_trainer.terminal import nearest, print_on_main
 
+TRANSFORMED_AT_ONCE = 1000  # rows
 Sources = Mapping[str, Mapping[str, Split]]  # the splits of each source
 
 
@@ -141,9 +144,11 @@ def read_source(
         elif not any(names) and is_codesearchnet(path):
             tables = load_folder(path)
             files = _files_of(path)
+            name_skipped(path)
         else:
             tables = read_splits(path)
             files = _files_of(path)
+            name_skipped(path)
     elif isinstance(source, Mapping):
         place = "the rows"
         check_names(source)
@@ -395,29 +400,49 @@ def as_rows(rows, name: str) -> Dataset:
             have another type, such as `IterableDataset`.
     """
     if isinstance(rows, Dataset):
-        return with_class_names(rows.with_format(None) if rows.format["type"] else rows)  # columns are then lists
+        if rows.format["type"] == "custom":
+            return _transformed(rows, name)
+        return with_plain_text(rows.with_format(None) if rows.format["type"] else rows)  # columns are then lists
     if isinstance(rows, pd.DataFrame):
         frame = rows.set_axis(rows.columns.map(str), axis=1)
         repeated = frame.columns[frame.columns.duplicated()]
         if len(repeated):
             raise UserError(f"{name}: two columns are called {repeated[0]!r}; rename one of them")
-        try:
-            return with_plain_text(Dataset.from_pandas(frame, preserve_index=False))
-        except (pa.ArrowException, UnicodeEncodeError) as error:
-            raise UserError(f"{name}: {' '.join(str(error).split())}") from error
+        with _naming_half_characters(name, lambda: frame.to_dict("records")):
+            return Dataset(table_of_frame(frame, name))
+    if hasattr(rows, "__arrow_c_stream__"):  # a frame of polars, or an Arrow table
+        return Dataset(plain_table(pa.table(rows), name))
     if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
         if not rows:
             raise UserError(f"{name}: there are no rows")
-        # `from_list` would drop the columns that the first row lacks.
-        columns = dict.fromkeys(chain.from_iterable(rows))
-        try:
-            return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])
-        except (pa.ArrowException, UnicodeEncodeError) as error:
-            check_encodable((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
-            raise UserError(f"{name}: {' '.join(str(error).split())}") from error
+        with _naming_half_characters(name, lambda: rows):
+            return Dataset(table_of(rows, name))
     if isinstance(rows, str | Path):
         raise UserError(f"{name}={rows}: expected rows, not a name; load them with load_rows first")
     raise UserError(
         f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}; "
         "collect the rows of a stream first, because rows are identified by their index"
     )
+
+
+def _transformed(rows: Dataset, name: str) -> Dataset:
+    """Applies the function of `Dataset.with_transform` to all rows once, because texts are read before training."""
+    print_on_main(f"{name}: applying the transform of the data set once, to all rows")
+
+    def outputs() -> Iterator[dict]:
+        for batch in rows.iter(TRANSFORMED_AT_ONCE):
+            for values in zip(*batch.values(), strict=True):
+                yield dict(zip(batch, values, strict=True))
+
+    with _naming_half_characters(name, outputs):
+        return Dataset(table_of(outputs(), name))
+
+
+@contextmanager
+def _naming_half_characters(name: str, rows: Callable[[], Iterable[Mapping]]) -> Iterator[None]:
+    """Raises a UserError with the row and column of half a character, which UTF-8 cannot store."""
+    try:
+        yield
+    except UnicodeEncodeError:
+        check_encodable((f"{name}, row {number}", row) for number, row in enumerate(rows(), 1))
+        raise
