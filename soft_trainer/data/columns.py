@@ -32,16 +32,23 @@ from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest, print_on_main, shortened
 
 RECOGNISED = tuple(dict.fromkeys((*QUERY_COLUMNS, *CODES, *chain.from_iterable(PAIRS), *NEGATIVE_NAMES)))
-LOOKS_LIKE = {"pos", "positive", "positives", "neg", "negs", "negative", "negatives"}  # words in a column's name
+# Words in the names of columns that people expect to be read. FlagEmbedding reads an instruction from `prompt`.
+LOOKS_LIKE = {"pos", "positive", "positives", "neg", "negs", "negative", "negatives", "prompt", "instruction"}
 TEXT_ID = "code:"  # the start of an id that is the hash of a function
 
 
 class ColumnNames(NamedTuple):
-    """The query, code and id columns that a user has named. A column that is None is detected automatically."""
+    """The columns that a user has named in options such as `query_column`. Others are detected automatically."""
 
     query: str | None = None
     code: str | None = None
     id: str | None = None
+    negatives: str | None = None
+    group: str | None = None
+
+    def options(self) -> dict[str, str]:
+        """Returns the columns that are named, keyed by option, such as `{"query_column": "question"}`."""
+        return {f"{kind}_column": name for kind, name in self._asdict().items() if name is not None}
 
 
 ANY_COLUMNS = ColumnNames()
@@ -66,9 +73,8 @@ def chosen_columns(
     """
     names = list(dict.fromkeys(name for rows in data.values() for name in rows.column_names))
     for option, name in (("query_column", query), ("code_column", code)):
-        if name is not None and name not in names:
-            have = ", ".join(names)
-            raise UserError(f"{source}: {option}={name}: no such column; the rows have {have}{nearest(name, names)}")
+        if name is not None:
+            check_column(names, option, name, source)
     if query is not None and query == code:
         raise UserError(f"{source}: query_column and code_column are both {query!r}; set two different columns")
     if not (query or code):
@@ -76,6 +82,14 @@ def chosen_columns(
         if query is not None and code is not None and not quiet:
             print_on_main(f"{source}: reading queries from column {query!r} and functions from {code!r}")
     return {"query": (query,) if query else QUERY_COLUMNS, "code": (code,) if code else CODES}
+
+
+def check_column(names: Sequence[str], option: str, name: str, source: str) -> None:
+    """Raises UserError if rows with the columns `names` lack the column that the user has set in `option`."""
+    if name not in names:
+        raise UserError(
+            f"{source}: {option}={name}: no such column; the rows have {', '.join(names)}{nearest(name, names)}"
+        )
 
 
 def _recognised_pair(names: Sequence[str], source: str) -> tuple[str | None, str | None]:
@@ -143,12 +157,16 @@ def with_positives(rows: Dataset, columns: Sequence[str], place: str, check: boo
         return rows
     owners = []
     positives = []
-    for row, texts in enumerate(rows[column][:]):
-        texts = [text for text in texts or () if text.strip()]
+    blank = 0
+    for row, every in enumerate(rows[column][:]):
+        texts = [text for text in every or () if text.strip()]
+        blank += len(every or ()) - len(texts)
         if check and not texts:
             raise UserError(f"{place}, row {row + 1}: column {column!r} is missing or empty; fill in or drop this row")
         owners += [row] * max(len(texts), 1)
         positives += texts or [None]
+    if blank:
+        print_on_main(f"{place}: skipped {blank:,} empty texts in lists of column {column!r}")
     repeated = flat(rows.remove_columns(column).select(owners))
     return repeated.add_column(column, positives, feature=Value("string")).add_column(QUERY_ROW, owners)
 

@@ -18,6 +18,7 @@ from soft_trainer.data.column_names import COLUMNS_OF, NEGATIVE
 from soft_trainer.data.columns import (
     ANY_COLUMNS,
     ColumnNames,
+    check_column,
     chosen_columns,
     name_unused,
     renamed,
@@ -26,7 +27,7 @@ from soft_trainer.data.columns import (
     with_positives,
     with_text_ids,
 )
-from soft_trainer.data.holdout import divided, held_out, without_held_out
+from soft_trainer.data.holdout import HELD_OUT_SHARE, Division, divided, held_out, without_held_out
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.beir import is_beir, load_beir
 from soft_trainer.data.layouts.codesearchnet import corpus_of, is_codesearchnet, load_folder, load_hub
@@ -62,6 +63,10 @@ def load_rows(
     codebase=None,
     language: str | None = None,
     revision: str | None = None,
+    negatives_column: str | None = None,
+    group_column: str | None = None,
+    test_fraction: float = HELD_OUT_SHARE,
+    seed: int = 0,
 ) -> dict[str, Split]:
     """Loads the splits train, valid and test of a data source, each with queries, corpus and judgments.
 
@@ -81,6 +86,10 @@ def load_rows(
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has no corpus.
         language: the configuration of a data set on the Hub, such as "ruby" for CodeSearchNet. Of other rows with a
             column `language`, only those in this language are loaded.
+        negatives_column: the column with hard negatives, texts or lists of texts, if it is not detected.
+        group_column: if train is divided, all rows with the same value in this column go to the same split.
+        test_fraction: if train is divided, the share of the rows in test, and the share in valid.
+        seed: another seed gives another division.
         revision: the branch, tag or commit of a data set on the Hub.
 
     Returns:
@@ -91,9 +100,10 @@ def load_rows(
         UserError: the rows cannot be read, a column is missing or is not text, or a row has no text. The message
             includes the row's number.
     """
-    names = ColumnNames(query_column, code_column, id_column)
+    names = ColumnNames(query_column, code_column, id_column, negatives_column, group_column)
+    division = Division(group_column, test_fraction, seed)
     if not isinstance(source, Mapping) or source.keys() <= SPLIT_NAMES.keys():
-        return read_source(source, names, codebase, language, revision)
+        return read_source(source, names, codebase, language, revision, division=division)
     if both := source.keys() & SPLIT_NAMES.keys():
         unknown = min(map(str, source.keys() - both))
         raise UserError(
@@ -102,7 +112,7 @@ def load_rows(
         )
     parts = {}
     for name, part in source.items():
-        parts[name] = read_source(part, names, codebase, language, revision, one_of_several=True)
+        parts[name] = read_source(part, names, codebase, language, revision, one_of_several=True, division=division)
     return join_sources(parts, EncoderProfile())
 
 
@@ -117,6 +127,7 @@ def read_source(
     check: bool = True,
     divide: bool = True,
     one_of_several: bool = False,
+    division: Division | None = None,
 ) -> dict[str, Split]:
     """Loads the splits of one source; see `load_rows`.
 
@@ -127,6 +138,7 @@ def read_source(
         divide: whether to divide rows whose file or key is not named after a split. If False, these rows become train,
             or test if train is not needed.
         one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
+        division: how to divide train.
     """
     files: Mapping[str, str] = {}
     named = True  # the source is named after a split
@@ -134,8 +146,8 @@ def read_source(
         path = Path(source)
         named = not path.exists() or names_splits(path)
         if judged := load_judged(path):
-            for option, name in zip(("query_column", "code_column", "id_column"), names, strict=True):
-                if name is not None and not one_of_several:
+            for option, name in names.options().items():
+                if not one_of_several:
                     raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
             return judged
         place = str(source)
@@ -169,15 +181,32 @@ def read_source(
             tables.pop("train", None)
         elif {"train", "codebase"} <= tables.keys() and not divide:
             tables["test"] = tables.pop("train")
+    groups = _groups(tables, names.group, place)
     splits = make_splits(tables, place, names, check, files)
     if [*splits] == ["train"] and "codebase" not in tables:
+        random = divide and (not named or bool({*needed} - {"train"}))
         try:
-            splits = divided(splits["train"], random=divide and (not named or bool({*needed} - {"train"})))
+            splits = divided(splits["train"], random, division, groups)
         except UserError as error:
             raise UserError(f"{place}: {error}") from error
         if [*splits] == ["train"] and "train" not in needed:
             splits = held_out(splits["train"], {"test": np.arange(len(splits["train"].judgments))})
     return splits
+
+
+def _groups(tables: Mapping[str, Dataset], column: str | None, place: str) -> list | None:
+    """Returns the group of each training row, or None if the user has not set the column.
+
+    Raises:
+        UserError: the column does not exist, or a row has no group.
+    """
+    if column is None or "train" not in tables:
+        return None
+    check_column(tables["train"].column_names, "group_column", column, place)
+    groups = tables["train"][column][:]
+    if None in groups:
+        raise UserError(f"{place}, row {groups.index(None) + 1}: the group, column {column!r}, is missing or empty")
+    return groups
 
 
 def load_judged(folder: Path) -> dict[str, Split]:
@@ -236,10 +265,17 @@ def make_splits(
     given = dict.fromkeys(chain.from_iterable(rows.column_names for rows in tables.values()))
     for name, rows in tables.items():
         check_labels(rows, places[name])
-        tables[name] = with_negative_columns(rows, places[name], quiet)
+        if names.negatives is not None and name == "train" and names.negatives not in rows.column_names:
+            have = ", ".join(rows.column_names)
+            hint = nearest(names.negatives, rows.column_names)
+            raise UserError(
+                f"{places[name]}: negatives_column={names.negatives}: no such column; the rows have {have}{hint}"
+            )
+        tables[name] = with_negative_columns(rows, places[name], quiet, names.negatives)
     columns = chosen_columns(tables, names.query, names.code, place, quiet)
     if not quiet:
         used = {*chain.from_iterable(COLUMNS_OF.values()), *chain.from_iterable(columns.values()), names.id}
+        used |= {names.negatives, names.group}
         name_unused([name for name in given if not NEGATIVE.fullmatch(name)], used, place)
     for name, rows in tables.items():
         if not len(rows):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import itertools
 import logging
@@ -19,7 +18,7 @@ from datasets.arrow_writer import ArrowWriter
 from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset
-from soft_trainer.data.column_names import may_hold_lists
+from soft_trainer.data.column_names import is_list_text, may_hold_lists
 from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of, files_of_splits
 from soft_trainer.data.plain_columns import AT_ONCE, concatenated, plain_rows, plain_table, table_of
 from soft_trainer.errors import UserError
@@ -277,7 +276,7 @@ def _read_csv(path: Path) -> Iterator[dict]:
                 if row and len(row) != len(header):
                     raise UserError(_wrong_fields(path, line + 1, row, header))
                 for place in lists if row else ():
-                    if _is_list(row[place]):
+                    if is_list_text(row[place]):
                         raise UserError(
                             f"{path}, line {line + 1}: column {header[place]!r} contains a list, which a CSV file "
                             "cannot hold; use JSON Lines, or one row per positive with its negatives in columns such "
@@ -311,16 +310,6 @@ def _header(path: Path, header: list[str], separator: str) -> list[str]:
             raise UserError(f"{path}: two columns are called {name!r}; rename one of them")
         names.append(name)
     return names
-
-
-def _is_list(value: str) -> bool:
-    """Returns True for the text of a list of strings, as pandas and JSON write it."""
-    if not value.startswith(("['", '["')):
-        return False
-    try:
-        return isinstance(ast.literal_eval(value), list)
-    except (ValueError, SyntaxError):  # for example Ruby code
-        return False
 
 
 def _wrong_fields(path: Path, line: int, row: list[str], header: list[str]) -> str:
