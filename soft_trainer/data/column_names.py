@@ -10,6 +10,7 @@ CODE_COLUMNS = ("original_string", "code", "code_tokens")  # of CodeSearchNet
 CODES = ("code", "code_tokens")
 COLUMNS_OF = {"query": QUERY_COLUMNS, "code": CODES}
 POSITIVES = ("positive", "positives", "pos")  # may list several positives of a row's query
+TEXT_ID = "code:"  # the start of a `url` that is the hash of a function
 OWN_ID = "_id"  # a query's id in BEIR, if a document of the corpus has the same id
 NEGATIVES = "negatives"  # functions, as texts or urls, that do not answer the row's query
 NEGATIVE_NAMES = (NEGATIVES, "neg", "hard_negatives", "negative", "negative_1")  # the last one with any number

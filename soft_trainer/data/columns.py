@@ -24,6 +24,7 @@ from soft_trainer.data.column_names import (
     PAIRS,
     POSITIVES,
     QUERY_COLUMNS,
+    TEXT_ID,
     TOKENS_END,
 )
 from soft_trainer.data.split import QUERY_ROW
@@ -34,7 +35,6 @@ from soft_trainer.terminal import nearest, print_on_main, shortened
 RECOGNISED = tuple(dict.fromkeys((*QUERY_COLUMNS, *CODES, *chain.from_iterable(PAIRS), *NEGATIVE_NAMES)))
 # Words in the names of columns that people expect to be read. FlagEmbedding reads an instruction from `prompt`.
 LOOKS_LIKE = {"pos", "positive", "positives", "neg", "negs", "negative", "negatives", "prompt", "instruction"}
-TEXT_ID = "code:"  # the start of an id that is the hash of a function
 
 
 class ColumnNames(NamedTuple):
@@ -78,7 +78,7 @@ def chosen_columns(
     if query is not None and query == code:
         raise UserError(f"{source}: query_column and code_column are both {query!r}; set two different columns")
     if not (query or code):
-        query, code = _recognised_pair(names, source)
+        query, code = _recognised_pair(data, source)
         if query is not None and code is not None and not quiet:
             print_on_main(f"{source}: reading queries from column {query!r} and functions from {code!r}")
     return {"query": (query,) if query else QUERY_COLUMNS, "code": (code,) if code else CODES}
@@ -92,31 +92,44 @@ def check_column(names: Sequence[str], option: str, name: str, source: str) -> N
         )
 
 
-def _recognised_pair(names: Sequence[str], source: str) -> tuple[str | None, str | None]:
+def _recognised_pair(data: Mapping[str, Dataset], source: str) -> tuple[str | None, str | None]:
     """Returns the query and the code column of a pair in `PAIRS`. Both are None for CodeSearchNet's columns.
 
     If no pair is complete, the result has a column of one side, so that the error is about the other side.
 
     Raises:
-        UserError: two complete pairs have different code columns.
+        UserError: a table has two complete pairs with different code columns.
     """
-    complete = [pair for pair in PAIRS if {*pair} <= {*names}]
-    queries = [name for name in QUERY_COLUMNS if name in names]
-    codes = [name for name in CODES if name in names]
-    if complete and queries and codes and complete[0][1] not in codes:
-        complete.append((queries[0], codes[0]))
-    for other in complete:
-        if other[1] != complete[0][1]:
-            pairs = " and ".join(f"{query!r} with {code!r}" for query, code in (complete[0], other))
-            raise UserError(f"{source}: the rows have two pairs of columns, {pairs}; set query_column and code_column")
-    if complete:
-        return complete[0]
-    if queries or codes:
+    names = set()
+    for rows in data.values():
+        names.update(rows.column_names)
+        pairs = _complete_pairs({*rows.column_names})
+        for query, code in pairs:
+            if code != pairs[0][1]:
+                both = f"{pairs[0][0]!r} with {pairs[0][1]!r} and {query!r} with {code!r}"
+                raise UserError(
+                    f"{source}: the rows have two pairs of columns, {both}; set query_column and code_column"
+                )
+    within = [pair for rows in data.values() for pair in _complete_pairs({*rows.column_names})]
+    pairs = within or _complete_pairs(names)  # queries and functions may be in separate tables
+    if pairs and pairs[0] in PAIRS:
+        return pairs[0]
+    if names & {*QUERY_COLUMNS, *CODES}:
         return None, None
     for query, _ in PAIRS:
         if query in names:
             return query, None
     return None, next((code for _, code in PAIRS if code in names), None)
+
+
+def _complete_pairs(names: Collection[str]) -> list[tuple[str, str]]:
+    """Returns the pairs in `PAIRS` whose columns are both in `names`, and CodeSearchNet's pair at the end."""
+    pairs = [pair for pair in PAIRS if {*pair} <= {*names}]
+    queries = [name for name in QUERY_COLUMNS if name in names]
+    codes = [name for name in CODES if name in names]
+    if queries and codes and not any(code in codes for _, code in pairs):
+        pairs.append((queries[0], codes[0]))
+    return pairs
 
 
 def name_unused(names: Iterable[str], used: Collection[str], place: str) -> None:

@@ -15,7 +15,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset, flat
-from soft_trainer.data.column_names import NEGATIVE, NEGATIVES, PAIRS
+from soft_trainer.data.column_names import CODE_COLUMNS, NEGATIVE, NEGATIVES, PAIRS, QUERY_COLUMNS
 from soft_trainer.data.columns import name_unused
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.files import SPLITS, files_of_splits
@@ -61,6 +61,8 @@ def is_codesearchnet(folder: Path) -> bool:
         return True  # `load_folder` raises a better error
     if any(NEGATIVE.fullmatch(name) and name != NEGATIVES for name in row):
         return False  # `load_jsonl` does not read these columns
+    if row and not row.keys() & {*QUERY_COLUMNS, *CODE_COLUMNS}:
+        return False
     return not any({*pair} <= row.keys() for pair in PAIRS)
 
 
