@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import os
 import platform
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import TextIO
+from pathlib import Path, PurePath
+from typing import IO, TextIO
 
 from safetensors import SafetensorError
 
@@ -64,7 +67,8 @@ TRAINING_FILES = (
 )
 
 READ_AT_ONCE = 2**20  # characters
-UNREADABLE = (OSError, EOFError, UnicodeDecodeError, zlib.error)
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+UNREADABLE = (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError)
 
 
 def cache_dir() -> Path:
@@ -177,17 +181,35 @@ def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
+def uncompressed_name(name: str) -> str:
+    """Strips the ending of a compressed file from its name: `train.jsonl.gz` becomes `train.jsonl`."""
+    path = PurePath(name)
+    return path.stem if path.suffix in COMPRESSIONS else name
+
+
+def open_bytes(path: str | Path) -> IO[bytes]:
+    """Opens a plain or compressed file (.gz, .bz2, .xz or .zst) for reading. See `UNREADABLE` for errors."""
+    ending = PurePath(path).suffix
+    if ending == ".gz":
+        return gzip.open(path)
+    if ending == ".bz2":
+        return bz2.open(path)
+    if ending == ".xz":
+        return lzma.open(path)
+    if ending == ".zst":
+        import pyarrow as pa  # slow to import
+
+        return pa.input_stream(str(path), compression="zstd")
+    return open(path, "rb")
+
+
 def open_text(path: str | Path, newline: str | None = None) -> TextIO:
-    """Opens a plain or gzipped UTF-8 text file for reading. Reading the file can raise any error in UNREADABLE."""
-    if str(path).endswith(".gz"):
-        opener = gzip.open
-    else:
-        opener = open
-    return opener(path, "rt", encoding="utf-8-sig", newline=newline)
+    """Opens a plain or compressed UTF-8 text file for reading. Reading the file can raise any error in UNREADABLE."""
+    return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
 
 
 def check_utf8(path: str | Path) -> None:
-    """Checks that a plain or gzipped text file is in UTF-8.
+    """Checks that a plain or compressed text file is in UTF-8.
 
     Raises:
         UserError: a line cannot be decoded, or the file cannot be read. The message gives the first such line.
@@ -204,9 +226,8 @@ def check_utf8(path: str | Path) -> None:
 
 def _not_utf8(path: str | Path) -> str:
     """Returns the error message for a text file that is not in UTF-8, with the first line that cannot be decoded."""
-    opener = gzip.open if str(path).endswith(".gz") else open
     unit = "row" if ".jsonl" in str(path).lower() else "line"
-    with opener(path, "rb") as lines:
+    with open_bytes(path) as lines:
         for number, line in enumerate(lines, 1):
             try:
                 line.decode()
@@ -216,7 +237,7 @@ def _not_utf8(path: str | Path) -> str:
 
 
 def read_json(path: str | Path, kind: type = dict):
-    """Reads a plain or gzipped JSON file. Raises UserError unless the file contains a `kind`, a dict or a list."""
+    """Reads a plain or compressed JSON file. Raises UserError unless the file contains a `kind`, a dict or a list."""
     try:
         with open_text(path) as file:
             values = _parsed(file.read())
@@ -232,7 +253,7 @@ def read_json(path: str | Path, kind: type = dict):
 
 
 def read_json_lines(path: str | Path, replace: bool = True) -> Iterator[tuple[str, dict]]:
-    """Yields (location, object) for each line of a plain or gzipped JSON Lines file.
+    """Yields (location, object) for each line of a plain or compressed JSON Lines file.
 
     The location, such as `train.jsonl, row 3`, is for error messages.
 

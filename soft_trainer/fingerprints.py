@@ -28,6 +28,7 @@ from soft_trainer.files import (
     WEIGHT_FILES,
     listed_files,
     read_json,
+    uncompressed_name,
     write_json,
 )
 from soft_trainer.terminal import print_on_main
@@ -215,7 +216,7 @@ def source_fingerprint(source: str | os.PathLike) -> str:
     files = {}
     for folder in folders:
         for path in folder.glob("[!.]*"):
-            if path.is_file() and Path(path.name.removesuffix(".gz")).suffix.lower() in ROW_FORMATS:
+            if path.is_file() and Path(uncompressed_name(path.name)).suffix.lower() in ROW_FORMATS:
                 files[path.relative_to(root).as_posix()] = file_fingerprint(path)
     return fingerprint(files)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from huggingface_hub.constants import HF_HOME
 from torch import Tensor
@@ -49,8 +50,13 @@ def flat(rows: Dataset) -> Dataset:
         return rows
     made_from = fingerprint(rows_fingerprint(rows), "flat")
     kept = {"new_fingerprint": made_from, "load_from_cache_file": False, "desc": "Flattening the indices"}
+    tables = rows.with_format("arrow")  # no value is decoded
     with no_bar_for_few(rows):
-        return cached_dataset(made_from, lambda _: rows.map(batched=True, **kept))
+        return cached_dataset(made_from, lambda _: tables.map(_unchanged, batched=True, **kept)).with_format(None)
+
+
+def _unchanged(table: pa.Table) -> pa.Table:
+    return table
 
 
 @contextlib.contextmanager

@@ -16,36 +16,39 @@ from datasets import Dataset, List, Value
 from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.named_negatives import NEGATIVE_NAMES
-from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS, QUERY_ROW
-from soft_trainer.data.tokens import TOKENS_END, columns_in, not_tokens
+from soft_trainer.data.column_names import (
+    CODE_COLUMNS,
+    CODES,
+    COLUMNS_OF,
+    NEGATIVE_NAMES,
+    PAIRS,
+    POSITIVES,
+    QUERY_COLUMNS,
+    TEXT_ID,
+    TOKENS_END,
+)
+from soft_trainer.data.split import QUERY_ROW
+from soft_trainer.data.tokens import columns_in, not_tokens
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest, print_on_main, shortened
 
-# Columns that may list several positives of a row's query. Other lists are tokens, in columns called `NAME_tokens`.
-POSITIVES = ("positive", "positives", "pos")
-# The recognised names of query and code columns. `docs/data.md` lists them.
-PAIRS = (
-    ("query", "code"),
-    *(("query", name) for name in POSITIVES),
-    *(("anchor", name) for name in POSITIVES),
-    ("question", "answer"),
-    *(("question", name) for name in POSITIVES),
-    ("text", "function"),
-)
-CODES = ("code", "code_tokens")  # of CodeSearchNet
 RECOGNISED = tuple(dict.fromkeys((*QUERY_COLUMNS, *CODES, *chain.from_iterable(PAIRS), *NEGATIVE_NAMES)))
-LOOKS_LIKE = {"pos", "positive", "positives", "neg", "negs", "negative", "negatives"}  # words in a column's name
-TEXT_ID = "code:"  # the start of an id that is the hash of a function
-COLUMNS_OF = {"query": QUERY_COLUMNS, "code": CODES}
+# Words in the names of columns that people expect to be read. FlagEmbedding reads an instruction from `prompt`.
+LOOKS_LIKE = {"pos", "positive", "positives", "neg", "negs", "negative", "negatives", "prompt", "instruction"}
 
 
 class ColumnNames(NamedTuple):
-    """The query, code and id columns that a user has named. A column that is None is detected automatically."""
+    """The columns that a user has named in options such as `query_column`. Others are detected automatically."""
 
     query: str | None = None
     code: str | None = None
     id: str | None = None
+    negatives: str | None = None
+    group: str | None = None
+
+    def options(self) -> dict[str, str]:
+        """Returns the columns that are named, keyed by option, such as `{"query_column": "question"}`."""
+        return {f"{kind}_column": name for kind, name in self._asdict().items() if name is not None}
 
 
 ANY_COLUMNS = ColumnNames()
@@ -70,14 +73,63 @@ def chosen_columns(
     """
     names = list(dict.fromkeys(name for rows in data.values() for name in rows.column_names))
     for option, name in (("query_column", query), ("code_column", code)):
-        if name is not None and name not in names:
-            have = ", ".join(names)
-            raise UserError(f"{source}: {option}={name}: no such column; the rows have {have}{nearest(name, names)}")
-    if not (query or code or {*QUERY_COLUMNS} & {*names}):
-        query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
-        if query is not None and not quiet:  # without recognised columns, `text_column` raises an error
+        if name is not None:
+            check_column(names, option, name, source)
+    if query is not None and query == code:
+        raise UserError(f"{source}: query_column and code_column are both {query!r}; set two different columns")
+    if not (query or code):
+        query, code = _recognised_pair(data, source)
+        if query is not None and code is not None and not quiet:
             print_on_main(f"{source}: reading queries from column {query!r} and functions from {code!r}")
     return {"query": (query,) if query else QUERY_COLUMNS, "code": (code,) if code else CODES}
+
+
+def check_column(names: Sequence[str], option: str, name: str, source: str) -> None:
+    """Raises UserError if rows with the columns `names` lack the column that the user has set in `option`."""
+    if name not in names:
+        raise UserError(
+            f"{source}: {option}={name}: no such column; the rows have {', '.join(names)}{nearest(name, names)}"
+        )
+
+
+def _recognised_pair(data: Mapping[str, Dataset], source: str) -> tuple[str | None, str | None]:
+    """Returns the query and the code column of a pair in `PAIRS`. Both are None for CodeSearchNet's columns.
+
+    If no pair is complete, the result has a column of one side, so that the error is about the other side.
+
+    Raises:
+        UserError: a table has two complete pairs with different code columns.
+    """
+    names = set()
+    for rows in data.values():
+        names.update(rows.column_names)
+        pairs = _complete_pairs({*rows.column_names})
+        for query, code in pairs:
+            if code != pairs[0][1]:
+                both = f"{pairs[0][0]!r} with {pairs[0][1]!r} and {query!r} with {code!r}"
+                raise UserError(
+                    f"{source}: the rows have two pairs of columns, {both}; set query_column and code_column"
+                )
+    within = [pair for rows in data.values() for pair in _complete_pairs({*rows.column_names})]
+    pairs = within or _complete_pairs(names)  # queries and functions may be in separate tables
+    if pairs and pairs[0] in PAIRS:
+        return pairs[0]
+    if names & {*QUERY_COLUMNS, *CODES}:
+        return None, None
+    for query, _ in PAIRS:
+        if query in names:
+            return query, None
+    return None, next((code for _, code in PAIRS if code in names), None)
+
+
+def _complete_pairs(names: Collection[str]) -> list[tuple[str, str]]:
+    """Returns the pairs in `PAIRS` whose columns are both in `names`, and CodeSearchNet's pair at the end."""
+    pairs = [pair for pair in PAIRS if {*pair} <= {*names}]
+    queries = [name for name in QUERY_COLUMNS if name in names]
+    codes = [name for name in CODES if name in names]
+    if queries and codes and not any(code in codes for _, code in pairs):
+        pairs.append((queries[0], codes[0]))
+    return pairs
 
 
 def name_unused(names: Iterable[str], used: Collection[str], place: str) -> None:
@@ -118,12 +170,16 @@ def with_positives(rows: Dataset, columns: Sequence[str], place: str, check: boo
         return rows
     owners = []
     positives = []
-    for row, texts in enumerate(rows[column][:]):
-        texts = [text for text in texts or () if text.strip()]
+    blank = 0
+    for row, every in enumerate(rows[column][:]):
+        texts = [text for text in every or () if text.strip()]
+        blank += len(every or ()) - len(texts)
         if check and not texts:
             raise UserError(f"{place}, row {row + 1}: column {column!r} is missing or empty; fill in or drop this row")
         owners += [row] * max(len(texts), 1)
         positives += texts or [None]
+    if blank:
+        print_on_main(f"{place}: skipped {blank:,} empty texts in lists of column {column!r}")
     repeated = flat(rows.remove_columns(column).select(owners))
     return repeated.add_column(column, positives, feature=Value("string")).add_column(QUERY_ROW, owners)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from datasets import Dataset
@@ -15,7 +17,7 @@ from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS
 from soft_trainer.data.split import EqualIds, Judgments, Split
 from soft_trainer.data.tokens import column_texts, columns_in, text_ids
 from soft_trainer.errors import UserError
-from soft_trainer.mining.packages import assign_splits
+from soft_trainer.mining.packages import HELD_OUT_SHARE, assign_splits
 from soft_trainer.terminal import print_on_main, table
 
 DIVIDED = SPLITS[:3]  # train, valid and test
@@ -26,23 +28,49 @@ COMPARED = ("docstring", "docstring_tokens", "code", "code_tokens", "url")
 BLANK = text_ids([""])[0]
 
 
-def divided(split: Split, random: bool = True) -> dict[str, Split]:
+@dataclass(frozen=True)
+class Division:
+    """How to divide rows into train, valid and test.
+
+    Args:
+        group_column: the column whose values stay within one split. By default, a column with the repository.
+        test_fraction: the share of the rows in test, and the share in valid.
+        seed: another seed gives another division.
+    """
+
+    group_column: str | None = None
+    test_fraction: float = HELD_OUT_SHARE
+    seed: int = 0
+
+    def __post_init__(self):
+        if not 0 < self.test_fraction < 0.5:
+            raise UserError(f"test_fraction={self.test_fraction}: expected a number above 0 and below 0.5")
+
+
+def divided(
+    split: Split, random: bool = True, division: Division | None = None, groups: Sequence | None = None
+) -> dict[str, Split]:
     """Divides pairs into train, valid and test, and prints the size of each.
 
-    If the column `partition` contains at least two splits, it decides. Otherwise, about 80 % become train, 10 % valid
-    and 10 % test, and all rows of a repository go to the same split. With fewer than three repositories, rows with the
-    same id, query or function go to the same split instead. Finally, training rows whose id, query or function is in
-    valid or test are dropped.
+    If the column `partition` contains at least two splits, it decides, unless there are `groups`. Otherwise, about
+    80 % become train, 10 % valid and 10 % test, and all rows of a group or repository go to the same split. With fewer
+    than three repositories, rows with the same id, query or function go to the same split instead. Finally, training
+    rows whose id, query or function is in valid or test are dropped.
 
     Args:
         random: whether to divide pairs without a usable `partition`. If False, all of them become train.
+        division: the shares, the seed, and the name of the groups' column.
+        groups: the group of each query, if the user has set the column.
 
     Raises:
         UserError: there are too few rows.
     """
+    division = division or Division()
     rows = split.to_pairs()
+    if groups is not None:
+        groups = [groups[query] for query in split.judgments.pairs()[:, 0]]
     named = np.full(len(rows), None, dtype=object)
-    if PARTITION in rows.column_names:
+    if PARTITION in rows.column_names and groups is None:
         named = np.array([SPLIT_NAMES.get(str(value).lower()) for value in rows[PARTITION]], dtype=object)
     reason = f"by {PARTITION}"
     by_partition = len({*DIVIDED} & {*named}) >= 2
@@ -50,7 +78,7 @@ def divided(split: Split, random: bool = True) -> dict[str, Split]:
         return {"train": split}
     hashes = row_hashes(rows)
     if not by_partition:
-        named, reason = _divided_at_random(rows, hashes)
+        named, reason = _divided_at_random(rows, hashes, division, groups)
     trains = named == "train"
     for_evaluation = {name: values[(named == "valid") | (named == "test")] for name, values in hashes.items()}
     dropped = trains & equal_rows(hashes, [for_evaluation])
@@ -68,29 +96,38 @@ def divided(split: Split, random: bool = True) -> dict[str, Split]:
     return splits | held_out(split, {name: numbers for name, numbers in found.items() if len(numbers)})
 
 
-def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray]) -> tuple[np.ndarray, str]:
-    """Assigns rows to train, valid and test at random, keeping repositories or equal rows together.
+def _divided_at_random(
+    rows: Dataset, hashes: Mapping[str, np.ndarray], division: Division, groups: Sequence | None
+) -> tuple[np.ndarray, str]:
+    """Assigns rows to train, valid and test at random, keeping groups, repositories or equal rows together.
 
     Args:
         hashes: the result of `row_hashes`.
+        groups: the group of each row, if the user has set a column.
 
     Returns:
         The name of each row's split, and a description of how the rows were divided, such as "by repo".
     """
-    groups = []
-    for column in columns_in(rows, REPOSITORIES)[:1]:
-        groups = list(map(str, rows[column]))
-        reason = f"by {column}"
-    if len(set(groups)) < len(DIVIDED):
-        groups = list(map(str, _groups_of_equals(hashes, len(rows))))
+    column = division.group_column
+    if groups is None:
+        column = next(iter(columns_in(rows, REPOSITORIES)), None)
+        groups = rows[column] if column else []
+    names = list(map(str, groups))
+    reason = f"by {column}"
+    if len(set(names)) < len(DIVIDED):
+        if division.group_column is not None:
+            raise UserError(
+                f"group_column={division.group_column}: {len(set(names))} groups are too few for train, valid and test"
+            )
+        names = list(map(str, _groups_of_equals(hashes, len(rows))))
         reason = "at random; equal ids, queries and functions stay together"
-    sizes = Counter(groups)
+    sizes = Counter(names)
     if len(sizes) < len(DIVIDED):
         raise UserError(
             f"{len(rows)} rows ({len(sizes)} distinct) are too few to split: provide your own valid and test splits"
         )
-    split_of_group = assign_splits(sizes)
-    return np.array([split_of_group[group] for group in groups], dtype=object), reason
+    split_of_group = assign_splits(sizes, division.test_fraction, division.seed)
+    return np.array([split_of_group[name] for name in names], dtype=object), reason
 
 
 def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
@@ -116,11 +153,20 @@ def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
 
 
 def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:
-    """Hashes each row's query, code and id, ignoring white space. Returns uint64[rows], keyed by column."""
+    """Hashes each row's query, code and id, ignoring white space and Unicode's forms.
+
+    Returns:
+        uint64[rows], keyed by column.
+    """
     hashes = {}
     for name in columns_in(rows, COMPARED):
-        hashes[name] = text_ids(" ".join(text.split()) for text in column_texts(rows, name))
+        hashes[name] = text_ids(" ".join(_composed(text).split()) for text in column_texts(rows, name))
     return hashes
+
+
+def _composed(text: str) -> str:
+    """Returns a text in NFC, so that equal characters are equal whether or not their accents are separate."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def equal_rows(hashes: Mapping[str, np.ndarray], others: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:

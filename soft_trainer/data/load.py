@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import pyarrow as pa
 from datasets import Dataset, Features, Value
 
 from soft_trainer.data.array_cache import flat
+from soft_trainer.data.column_names import COLUMNS_OF, NEGATIVE
 from soft_trainer.data.columns import (
     ANY_COLUMNS,
-    COLUMNS_OF,
     ColumnNames,
+    check_column,
     chosen_columns,
     name_unused,
     renamed,
@@ -25,7 +27,7 @@ from soft_trainer.data.columns import (
     with_positives,
     with_text_ids,
 )
-from soft_trainer.data.holdout import divided, held_out, without_held_out
+from soft_trainer.data.holdout import HELD_OUT_SHARE, Division, divided, held_out, without_held_out
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.beir import is_beir, load_beir
 from soft_trainer.data.layouts.codesearchnet import corpus_of, is_codesearchnet, load_folder, load_hub
@@ -33,13 +35,14 @@ from soft_trainer.data.layouts.cosqa import has_cosqa, has_cosqa_plus, load_cosq
 from soft_trainer.data.layouts.files import SIDES_OF, SPLIT_NAMES, SPLITS, check_names, files_of
 from soft_trainer.data.layouts.tables import (
     is_saved,
+    name_skipped,
     names_splits,
     read_splits,
     row_files,
-    with_class_names,
     with_plain_text,
 )
-from soft_trainer.data.named_negatives import COLUMN as NEGATIVE_COLUMN, with_negative_columns
+from soft_trainer.data.named_negatives import with_negative_columns
+from soft_trainer.data.plain_columns import plain_table, table_of, table_of_frame
 from soft_trainer.data.row_checks import check_labels, check_split, name_repeated
 from soft_trainer.data.split import QUERY_ROW, Split
 from soft_trainer.data.tokens import columns_in, side_texts
@@ -48,6 +51,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import check_encodable
 from soft_trainer.terminal import nearest, print_on_main
 
+TRANSFORMED_AT_ONCE = 1000  # rows
 Sources = Mapping[str, Mapping[str, Split]]  # the splits of each source
 
 
@@ -59,6 +63,10 @@ def load_rows(
     codebase=None,
     language: str | None = None,
     revision: str | None = None,
+    negatives_column: str | None = None,
+    group_column: str | None = None,
+    test_fraction: float = HELD_OUT_SHARE,
+    seed: int = 0,
 ) -> dict[str, Split]:
     """Loads the splits train, valid and test of a data source, each with queries, corpus and judgments.
 
@@ -78,6 +86,10 @@ def load_rows(
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has no corpus.
         language: the configuration of a data set on the Hub, such as "ruby" for CodeSearchNet. Of other rows with a
             column `language`, only those in this language are loaded.
+        negatives_column: the column with hard negatives, texts or lists of texts, if it is not detected.
+        group_column: if train is divided, all rows with the same value in this column go to the same split.
+        test_fraction: if train is divided, the share of the rows in test, and the share in valid.
+        seed: another seed gives another division.
         revision: the branch, tag or commit of a data set on the Hub.
 
     Returns:
@@ -88,9 +100,10 @@ def load_rows(
         UserError: the rows cannot be read, a column is missing or is not text, or a row has no text. The message
             includes the row's number.
     """
-    names = ColumnNames(query_column, code_column, id_column)
+    names = ColumnNames(query_column, code_column, id_column, negatives_column, group_column)
+    division = Division(group_column, test_fraction, seed)
     if not isinstance(source, Mapping) or source.keys() <= SPLIT_NAMES.keys():
-        return read_source(source, names, codebase, language, revision)
+        return read_source(source, names, codebase, language, revision, division=division)
     if both := source.keys() & SPLIT_NAMES.keys():
         unknown = min(map(str, source.keys() - both))
         raise UserError(
@@ -99,7 +112,7 @@ def load_rows(
         )
     parts = {}
     for name, part in source.items():
-        parts[name] = read_source(part, names, codebase, language, revision, one_of_several=True)
+        parts[name] = read_source(part, names, codebase, language, revision, one_of_several=True, division=division)
     return join_sources(parts, EncoderProfile())
 
 
@@ -114,6 +127,7 @@ def read_source(
     check: bool = True,
     divide: bool = True,
     one_of_several: bool = False,
+    division: Division | None = None,
 ) -> dict[str, Split]:
     """Loads the splits of one source; see `load_rows`.
 
@@ -124,6 +138,7 @@ def read_source(
         divide: whether to divide rows whose file or key is not named after a split. If False, these rows become train,
             or test if train is not needed.
         one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
+        division: how to divide train.
     """
     files: Mapping[str, str] = {}
     named = True  # the source is named after a split
@@ -131,8 +146,8 @@ def read_source(
         path = Path(source)
         named = not path.exists() or names_splits(path)
         if judged := load_judged(path):
-            for option, name in zip(("query_column", "code_column", "id_column"), names, strict=True):
-                if name is not None and not one_of_several:
+            for option, name in names.options().items():
+                if not one_of_several:
                     raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
             return judged
         place = str(source)
@@ -141,9 +156,11 @@ def read_source(
         elif not any(names) and is_codesearchnet(path):
             tables = load_folder(path)
             files = _files_of(path)
+            name_skipped(path)
         else:
             tables = read_splits(path)
             files = _files_of(path)
+            name_skipped(path)
     elif isinstance(source, Mapping):
         place = "the rows"
         check_names(source)
@@ -164,15 +181,32 @@ def read_source(
             tables.pop("train", None)
         elif {"train", "codebase"} <= tables.keys() and not divide:
             tables["test"] = tables.pop("train")
+    groups = _groups(tables, names.group, place)
     splits = make_splits(tables, place, names, check, files)
     if [*splits] == ["train"] and "codebase" not in tables:
+        random = divide and (not named or bool({*needed} - {"train"}))
         try:
-            splits = divided(splits["train"], random=divide and (not named or bool({*needed} - {"train"})))
+            splits = divided(splits["train"], random, division, groups)
         except UserError as error:
             raise UserError(f"{place}: {error}") from error
         if [*splits] == ["train"] and "train" not in needed:
             splits = held_out(splits["train"], {"test": np.arange(len(splits["train"].judgments))})
     return splits
+
+
+def _groups(tables: Mapping[str, Dataset], column: str | None, place: str) -> list | None:
+    """Returns the group of each training row, or None if the user has not set the column.
+
+    Raises:
+        UserError: the column does not exist, or a row has no group.
+    """
+    if column is None or "train" not in tables:
+        return None
+    check_column(tables["train"].column_names, "group_column", column, place)
+    groups = tables["train"][column][:]
+    if None in groups:
+        raise UserError(f"{place}, row {groups.index(None) + 1}: the group, column {column!r}, is missing or empty")
+    return groups
 
 
 def load_judged(folder: Path) -> dict[str, Split]:
@@ -231,11 +265,18 @@ def make_splits(
     given = dict.fromkeys(chain.from_iterable(rows.column_names for rows in tables.values()))
     for name, rows in tables.items():
         check_labels(rows, places[name])
-        tables[name] = with_negative_columns(rows, places[name], quiet)
+        if names.negatives is not None and name == "train" and names.negatives not in rows.column_names:
+            have = ", ".join(rows.column_names)
+            hint = nearest(names.negatives, rows.column_names)
+            raise UserError(
+                f"{places[name]}: negatives_column={names.negatives}: no such column; the rows have {have}{hint}"
+            )
+        tables[name] = with_negative_columns(rows, places[name], quiet, names.negatives)
     columns = chosen_columns(tables, names.query, names.code, place, quiet)
     if not quiet:
         used = {*chain.from_iterable(COLUMNS_OF.values()), *chain.from_iterable(columns.values()), names.id}
-        name_unused([name for name in given if not NEGATIVE_COLUMN.fullmatch(name)], used, place)
+        used |= {names.negatives, names.group}
+        name_unused([name for name in given if not NEGATIVE.fullmatch(name)], used, place)
     for name, rows in tables.items():
         if not len(rows):
             raise UserError(f"{places[name]}: no rows")
@@ -395,29 +436,49 @@ def as_rows(rows, name: str) -> Dataset:
             have another type, such as `IterableDataset`.
     """
     if isinstance(rows, Dataset):
-        return with_class_names(rows.with_format(None) if rows.format["type"] else rows)  # columns are then lists
+        if rows.format["type"] == "custom":
+            return _transformed(rows, name)
+        return with_plain_text(rows.with_format(None) if rows.format["type"] else rows)  # columns are then lists
     if isinstance(rows, pd.DataFrame):
         frame = rows.set_axis(rows.columns.map(str), axis=1)
         repeated = frame.columns[frame.columns.duplicated()]
         if len(repeated):
             raise UserError(f"{name}: two columns are called {repeated[0]!r}; rename one of them")
-        try:
-            return with_plain_text(Dataset.from_pandas(frame, preserve_index=False))
-        except (pa.ArrowException, UnicodeEncodeError) as error:
-            raise UserError(f"{name}: {' '.join(str(error).split())}") from error
+        with _naming_half_characters(name, lambda: frame.to_dict("records")):
+            return Dataset(table_of_frame(frame, name))
+    if hasattr(rows, "__arrow_c_stream__"):  # a frame of polars, or an Arrow table
+        return Dataset(plain_table(pa.table(rows), name))
     if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
         if not rows:
             raise UserError(f"{name}: there are no rows")
-        # `from_list` would drop the columns that the first row lacks.
-        columns = dict.fromkeys(chain.from_iterable(rows))
-        try:
-            return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])
-        except (pa.ArrowException, UnicodeEncodeError) as error:
-            check_encodable((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
-            raise UserError(f"{name}: {' '.join(str(error).split())}") from error
+        with _naming_half_characters(name, lambda: rows):
+            return Dataset(table_of(rows, name))
     if isinstance(rows, str | Path):
         raise UserError(f"{name}={rows}: expected rows, not a name; load them with load_rows first")
     raise UserError(
         f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}; "
         "collect the rows of a stream first, because rows are identified by their index"
     )
+
+
+def _transformed(rows: Dataset, name: str) -> Dataset:
+    """Applies the function of `Dataset.with_transform` to all rows once, because texts are read before training."""
+    print_on_main(f"{name}: applying the transform of the data set once, to all rows")
+
+    def outputs() -> Iterator[dict]:
+        for batch in rows.iter(TRANSFORMED_AT_ONCE):
+            for values in zip(*batch.values(), strict=True):
+                yield dict(zip(batch, values, strict=True))
+
+    with _naming_half_characters(name, outputs):
+        return Dataset(table_of(outputs(), name))
+
+
+@contextmanager
+def _naming_half_characters(name: str, rows: Callable[[], Iterable[Mapping]]) -> Iterator[None]:
+    """Raises a UserError with the row and column of half a character, which UTF-8 cannot store."""
+    try:
+        yield
+    except UnicodeEncodeError:
+        check_encodable((f"{name}, row {number}", row) for number, row in enumerate(rows(), 1))
+        raise

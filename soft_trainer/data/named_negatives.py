@@ -8,29 +8,40 @@ from itertools import chain
 import numpy as np
 from datasets import Dataset, List, Value, concatenate_datasets
 
+from soft_trainer.data.column_names import NEGATIVE, NEGATIVES, is_list_text
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
-NEGATIVES = "negatives"  # a column of functions, as texts or urls, that do not answer the row's query
-NEGATIVE_NAMES = (NEGATIVES, "neg", "negative", "negative_1")  # the last one with any number
-COLUMN = re.compile(r"negatives|neg|negative(_\d+)?")
 URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # such a value is an id, not the text of a function
 
 
-def with_negative_columns(rows: Dataset, place: str, quiet: bool = False) -> Dataset:
+def with_negative_columns(rows: Dataset, place: str, quiet: bool = False, column: str | None = None) -> Dataset:
     """Merges columns such as `neg`, or `negative` and `negative_1`, into one column `negatives`.
 
     Args:
         place: where the rows come from, for messages.
         quiet: True to print nothing.
+        column: the column of negatives that the user has set. Other columns are then not read.
+
+    Raises:
+        UserError: a value is neither a text nor a list of texts.
     """
-    names = [name for name in rows.column_names if COLUMN.fullmatch(name)]
+    names = [name for name in rows.column_names if NEGATIVE.fullmatch(name)]
+    if column is not None:
+        rows = rows.remove_columns([name for name in names if name != column])
+        names = [column] if column in rows.column_names else []
     if names in ([], [NEGATIVES]):
         return rows
     if not quiet:
         print_on_main(f"{place}: reading hard negatives in {', '.join(names)}")
     negatives = []
     for row, values in enumerate(zip(*(rows[name][:] for name in names), strict=True)):
+        for value in values:
+            if isinstance(value, str) and is_list_text(value):
+                raise UserError(
+                    f"{place}, row {row + 1}: a column of negatives contains the text of a list; use JSON Lines, or "
+                    "several columns such as negative_1"
+                )
         negatives.append(list(chain.from_iterable(_names(value, row) for value in values)))
     return rows.remove_columns(names).add_column(NEGATIVES, negatives, feature=List(Value("string")))
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from soft_trainer.data.columns import COLUMNS_OF
+from soft_trainer.data.column_names import COLUMNS_OF
 from soft_trainer.data.layouts.tables import LABELS
 from soft_trainer.data.split import EqualIds, Split
 from soft_trainer.data.tokens import check_language_column, column_texts, columns_in, text_column, text_ids

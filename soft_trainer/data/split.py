@@ -20,12 +20,11 @@ from scipy import sparse
 from torch import Tensor
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.named_negatives import NEGATIVES, with_negatives
+from soft_trainer.data.column_names import CODE_COLUMNS, NEGATIVES, OWN_ID, QUERY_COLUMNS
+from soft_trainer.data.named_negatives import with_negatives
 from soft_trainer.fingerprints import fingerprint, rows_fingerprint
 
-QUERY_COLUMNS = ("docstring", "docstring_tokens")
 QUERY_ROW = "soft_trainer_query_row"  # a column with the number of a row's query, if several rows have the same query
-CODE_COLUMNS = ("original_string", "code", "code_tokens")
 
 
 @dataclass(frozen=True)
@@ -360,6 +359,22 @@ class Split:
         if self.sources:
             judged.append([*self.sources.items()])
         return fingerprint(rows_fingerprint(self.queries), rows_fingerprint(self.corpus), judged)
+
+    def unranked(self) -> np.ndarray | None:
+        """Returns each query's own document, which is not ranked for the query unless it is judged relevant.
+
+        In BEIR, a document with a query's id is the query itself, as in a search for similar functions.
+
+        Returns:
+            int64[Q], the document's row in the corpus, or -1 if there is none. None if no query has such a document.
+        """
+        if OWN_ID not in self.queries.column_names or "url" not in self.corpus.column_names:
+            return None
+        documents = pd.Index(self.corpus["url"][:]).get_indexer(self.queries[OWN_ID][:])
+        queries = np.flatnonzero(documents >= 0)
+        judged = np.asarray(self.judgments.relevant[queries, documents[queries]]).ravel() > 0
+        documents[queries[judged]] = -1
+        return documents.astype(np.int64) if (documents >= 0).any() else None
 
     def first(self, pairs: int) -> Split:
         """Returns the split with only the first `pairs` training pairs."""

@@ -13,6 +13,7 @@ import xxhash
 from datasets import Dataset, Features, List, Value
 
 from soft_trainer.data.array_cache import cached_dataset, no_bar_for_few
+from soft_trainer.data.column_names import TOKENS_END
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -27,7 +28,6 @@ GRAPHS = Features(
         for name in ("input_ids", "position_ids", "node_starts", "node_ends", "edge_targets", "edge_sources")
     }
 )
-TOKENS_END = "_tokens"  # the end of the names of columns with token lists
 PARSED_AT_ONCE = 500  # functions
 READ_AT_ONCE = 1000  # rows of text in memory at once
 TOKENIZED_BY_PROCESS = 20_000  # the rows that make another process worthwhile; `tokenizers` uses threads as well

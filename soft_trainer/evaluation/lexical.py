@@ -15,7 +15,7 @@ from soft_trainer.encoders.encoding import where_float64_exists
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.bm25 import as_arrow, bm25_weights, count_terms, split_identifiers
 from soft_trainer.estimators.neighbours import threads
-from soft_trainer.evaluation.ranking import Corpus, Ranking, rank_scores
+from soft_trainer.evaluation.ranking import Corpus, Ranking, rank_scores, without
 
 _BLOCK = 64  # queries in a block
 _SCORES = 2**26  # scores in memory at once
@@ -29,6 +29,7 @@ def lexical_rankings(
     targets: Sequence[int] | Tensor,
     embeddings: tuple[Tensor, Tensor],
     top_k: int = 10,
+    excluded: Tensor | None = None,
 ) -> dict[str, Ranking]:
     """Ranks the corpus for each query twice: by BM25 on words, and by the sum of BM25 scores and an encoder's scores.
 
@@ -46,6 +47,7 @@ def lexical_rankings(
         targets (`LongTensor[Q]`): the corpus index of each query's positive.
         embeddings (`Tensor[Q, d]` and `Tensor[C, d]`): the embeddings of queries and functions, scored by dot product.
         top_k (`int`, *optional*, defaults to 10): the number of best functions to return, at most `C`.
+        excluded (`LongTensor[Q]`, *optional*): the corpus index of a function that is not ranked for the query, or -1.
 
     Returns:
         A dict with two rankings, "lexical" (BM25) and "combined" (the sum).
@@ -61,15 +63,18 @@ def lexical_rankings(
     query_embeddings, code_embeddings = map(where_float64_exists, embeddings)
     device = code_embeddings.device
     targets = targets.to(device)
+    if excluded is None:
+        excluded = torch.full_like(targets, -1)
+    excluded = excluded.to(device)
     corpus = Corpus(code_embeddings)
     noise = _NOISE * query_embeddings.double().norm(dim=1) * corpus.longest
     lexical = []
     combined = []
     for block, words in _products(counts, weights):
         scores = torch.from_numpy(words).to(device)
-        lexical.append(rank_scores(scores, targets[block], top_k))
         sums = _standardised(scores) + _standardised(corpus.scores(query_embeddings[block]), noise[block])
-        combined.append(rank_scores(sums, targets[block], top_k))
+        lexical.append(rank_scores(without(scores, excluded[block]), targets[block], top_k))
+        combined.append(rank_scores(without(sums, excluded[block]), targets[block], top_k))
     return {"lexical": Ranking.join(lexical), "combined": Ranking.join(combined)}
 
 

@@ -99,6 +99,7 @@ def rank_codes(
     top_k: int = 10,
     score_scale: float = 1.0,
     block_size: int | None = None,
+    excluded: Tensor | None = None,
 ) -> Ranking:
     """Ranks the corpus for each query by dot product. For cosine similarity, normalise the embeddings first.
 
@@ -114,6 +115,7 @@ def rank_codes(
         score_scale (`float`, *optional*, defaults to 1.0): a positive factor for the returned scores.
         block_size (`int`, *optional*): the number of queries in a block. By default, a block takes at most 256 MiB, or
             has 128 queries.
+        excluded (`LongTensor[Q]`, *optional*): the corpus index of a function that is not ranked for the query, or -1.
 
     Raises:
         UserError: the shapes do not match, a target is outside the corpus, or an embedding contains NaN or infinity.
@@ -123,11 +125,29 @@ def rank_codes(
     _check(query_embeddings, code_embeddings, targets)
     size = block_size or max(_FEWEST, _BLOCK // len(code_embeddings))
     corpus = Corpus(code_embeddings)
-    blocks = zip(query_embeddings.split(size), targets.split(size), strict=True)
-    ranking = Ranking.join([rank_scores(corpus.scores(queries), own, top_k) for queries, own in blocks])
+    if excluded is None:
+        excluded = torch.full_like(targets, -1)
+    ranked = []
+    for queries, own, unranked in zip(
+        query_embeddings.split(size), targets.split(size), excluded.to(targets.device).split(size), strict=True
+    ):
+        ranked.append(rank_scores(without(corpus.scores(queries), unranked), own, top_k))
+    ranking = Ranking.join(ranked)
     scores = ranking.top_scores * score_scale
     scores = scores.to(torch.promote_types(query_embeddings.dtype, torch.float32))
     return Ranking(ranking.ranks, ranking.top_indices, scores)
+
+
+def without(scores: Tensor, excluded: Tensor) -> Tensor:
+    """Sets the score of each query's excluded function to -inf, in place.
+
+    Args:
+        scores (`Tensor[B, C]`): the score of each query with each function.
+        excluded (`LongTensor[B]`): the column of a function, or -1.
+    """
+    rows = (excluded >= 0).nonzero().flatten()
+    scores[rows, excluded[rows]] = -torch.inf
+    return scores
 
 
 def rank_scores(scores: Tensor, targets: Tensor, top_k: int = 10) -> Ranking:

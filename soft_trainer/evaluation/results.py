@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
-from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS, Split
+from soft_trainer.data.column_names import CODE_COLUMNS, QUERY_COLUMNS
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_texts, text_column, text_ids
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
-from soft_trainer.evaluation.retrieval import MAP, NDCG, best_answers, shorter_titles
+from soft_trainer.evaluation.retrieval import MAP, NDCG, UNRANKED, best_answers, shorter_titles
 from soft_trainer.files import written_aside
 from soft_trainer.fingerprints import encoder_files_fingerprint, fingerprint
 from soft_trainer.terminal import print_on_main, shortened, table
@@ -30,6 +31,7 @@ GRADED = {
     NDCG["linear"]: "nDCG@10, gain relevance",
     NDCG["exponential"]: "nDCG@10, gain 2^relevance - 1",
 }
+ROUNDING = 1e-9  # a larger difference between two means is not a rounding error
 # A report shows this many functions for each query, and this many characters of a text.
 _SHOWN = 3
 _WIDTH = 300
@@ -186,6 +188,16 @@ def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:
     return {CHANGE: float(differences.mean()), MARGIN: float(margin)}
 
 
+def _graded_titles(measured: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Returns the titles of MAP and nDCG, unless MAP equals MRR because each query has one relevant function."""
+    titles = {}
+    if any(abs(metrics.get(MAP, metrics["mrr"]) - metrics["mrr"]) > ROUNDING for metrics in measured):
+        for name, title in GRADED.items():
+            if any(name in metrics for metrics in measured):
+                titles[name] = title
+    return titles
+
+
 def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS) -> str:
     """Formats `{split: {system: metrics}}` as a Markdown table with a row for each split and system.
 
@@ -199,10 +211,14 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
             if key in found:
                 measured.append((split, labels[key], found[key]))
                 everything |= found[key]
-    graded = {name: title for name, title in GRADED.items() if name in everything}
+    graded = _graded_titles([metrics for *_, metrics in measured])
     names = METRICS | graded | shorter_titles(everything)
     titles = ["queries", "ranked by", *names.values(), "functions in the corpus"]
     rows = [[*place, *map(metrics.get, names), int(metrics["pool_size"])] for *place, metrics in measured]
+    if UNRANKED in everything:
+        titles.append("queries in the corpus, not ranked for themselves")
+        for row, (*_, metrics) in zip(rows, measured, strict=True):
+            row.append(metrics.get(UNRANKED))
     if CHANGE in everything:
         titles.insert(3, "change in MRR (95 % interval)")
         for row, (*_, metrics) in zip(rows, measured, strict=True):

@@ -20,6 +20,7 @@ from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metri
 
 CUT = 10  # the ranks that count for nDCG
 MAP = "map"
+UNRANKED = "queries_in_corpus"  # queries whose own document is in the corpus, and not ranked for them
 # nDCG has a different name for each gain, because values with different gains cannot be compared.
 NDCG = {"linear": "ndcg@10", "exponential": "ndcg_exponential@10"}
 
@@ -32,7 +33,7 @@ class RetrievalOutput:
         ranking: the rank of each query's best-ranked relevant function, and the top functions.
         metrics: the metrics of this ranking, keyed by name.
         shorter: the rankings with truncated Matryoshka embeddings, keyed by the number of dimensions.
-        by_query: if there are grades, the average precision and nDCG of each query, float64[Q] each.
+        by_query: the average precision and nDCG of each query, float64[Q] each.
     """
 
     ranking: Ranking
@@ -62,21 +63,30 @@ def rank_corpus(
     """
     judgments = split.judgments
     pool_size = len(split.corpus)
-    ranking, of_queries = by_query(_rank_answers(queries, codes, judgments, encoder.score_scale), judgments)
+    unranked = split.unranked()
+    ranked = _rank_answers(queries, codes, judgments, encoder.score_scale, unranked)
+    ranking, of_queries = by_query(ranked, judgments)
     shorter = {}
     for dim in dims:
         sides = [comparable(encoder, shorten(encoder, side, dim)) for side in (queries, codes)]
-        shorter[dim], _ = by_query(_rank_answers(*sides, judgments, encoder.score_scale), judgments)
+        shorter[dim], _ = by_query(_rank_answers(*sides, judgments, encoder.score_scale, unranked), judgments)
     metrics = retrieval_metrics(ranking.ranks, pool_size) | means(of_queries) | mrr_by_dims(shorter, pool_size)
+    if unranked is not None:
+        metrics[UNRANKED] = int((unranked >= 0).sum())
     return RetrievalOutput(ranking, metrics, shorter, of_queries)
 
 
-def _rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, score_scale: float) -> Ranking:
+def _rank_answers(
+    queries: Tensor, codes: Tensor, judgments: Judgments, score_scale: float, unranked: np.ndarray | None
+) -> Ranking:
     """Ranks every query's relevant functions. Each process ranks a shard and receives the ranks from all shards."""
     rows, targets = answer_pairs(judgments)
     shard = distributed.shard(len(rows), *distributed.rank_and_world_size())
     asked = queries[rows[shard].to(queries.device)]
-    local = rank_codes(asked, codes, targets[shard], score_scale=score_scale)
+    excluded = None
+    if unranked is not None:
+        excluded = torch.from_numpy(unranked)[rows[shard]]
+    local = rank_codes(asked, codes, targets[shard], score_scale=score_scale, excluded=excluded)
     return Ranking(*(distributed.gather(part) for part in (local.ranks, local.top_indices, local.top_scores)))
 
 
@@ -104,8 +114,8 @@ def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str,
         ranking: the ranking of the P pairs from `answer_pairs`. Every query has at least one pair.
 
     Returns:
-        The ranking of the Q queries by their best-ranked relevant functions. Then, if there are grades, a dict with
-        the average precision (`map`) and nDCG (`ndcg@10` or `ndcg_exponential@10`) of each query, float64[Q] each.
+        The ranking of the Q queries by their best-ranked relevant functions. Then a dict with the average precision
+        (`map`) and nDCG (`ndcg@10` or `ndcg_exponential@10`) of each query, float64[Q] each.
     """
     right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data.astype(np.float64)})
@@ -116,10 +126,13 @@ def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str,
     first = torch.tensor(pairs.groupby("query")["place"].idxmin().to_numpy())
     ranks = torch.tensor(pairs["place"].to_numpy())[first]
     best = Ranking(ranks, ranking.top_indices.cpu()[first], ranking.top_scores.cpu()[first])
-    if judgments.gain is None:
-        return best, {}
     pairs["best_place"] = by_grade.groupby("query").cumcount() + 1
-    return best, {MAP: _average_precision(pairs), NDCG[judgments.gain]: _ndcg(pairs, judgments.gain)}
+    return best, {MAP: _average_precision(pairs), ndcg_name(judgments): _ndcg(pairs, judgments.gain)}
+
+
+def ndcg_name(judgments: Judgments) -> str:
+    """Returns the name of the nDCG that an evaluation with these judgments computes."""
+    return NDCG[judgments.gain or "linear"]
 
 
 def means(measured: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -127,7 +140,7 @@ def means(measured: Mapping[str, np.ndarray]) -> dict[str, float]:
     return {name: float(values.mean()) for name, values in measured.items()}
 
 
-def _ndcg(pairs: pd.DataFrame, gain: str) -> np.ndarray:
+def _ndcg(pairs: pd.DataFrame, gain: str | None) -> np.ndarray:
     """Computes each query's nDCG, float64[Q].
 
     Args:
@@ -165,7 +178,7 @@ def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]
         The means, named `PREFIX_NAME`.
     """
     start = f"{prefix}_{keys[0]}_"
-    excluded = ("pool_size", "queries", "runtime", "per_second")
+    excluded = ("pool_size", "queries", UNRANKED, "runtime", "per_second")
     means = {}
     for name in (name.removeprefix(start) for name in metrics if name.startswith(start)):
         values = [metrics.get(f"{prefix}_{key}_{name}") for key in keys]

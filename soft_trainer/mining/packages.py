@@ -61,17 +61,20 @@ def _balanced(sizes: Counter[str]) -> bool:
     return pairs["train"] >= MIN_TRAIN_SHARE * sizes.total() and held_out >= MIN_HELD_OUT_SHARE * sizes.total()
 
 
-def assign_splits(sizes: Counter[str]) -> dict[str, str]:
+def assign_splits(sizes: Counter[str], held_out_share: float = HELD_OUT_SHARE, seed: int = 0) -> dict[str, str]:
     """Returns each package's split. Train, valid and test get about 80, 10 and 10 percent of the pairs.
 
     Packages are ordered by a hash of their names. A package goes to test or valid if it fits, otherwise to train.
 
     Args:
         sizes: the number of pairs in each package.
+        held_out_share: the share of the pairs in test, and the share in valid.
+        seed: another seed gives another order.
     """
     split = {}
-    room = dict.fromkeys(("test", "valid"), HELD_OUT_SHARE * sizes.total())
-    for package in sorted(sizes, key=lambda package: hashlib.sha256(package.encode()).digest()):
+    room = dict.fromkeys(("test", "valid"), held_out_share * sizes.total())
+    salt = str(seed) if seed else ""
+    for package in sorted(sizes, key=lambda package: hashlib.sha256((salt + package).encode()).digest()):
         split[package] = "train"
         for name in room:
             if sizes[package] <= room[name]:

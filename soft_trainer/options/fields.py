@@ -25,7 +25,7 @@ not_in_results = functools.partial(option, results=False)  # affects only what i
 output_option = functools.partial(not_in_results, group="output")
 data_option = functools.partial(option, None, group="data", common=True, evaluation=True)
 training_option = functools.partial(option, group="training", common=True)
-COLUMN_OPTIONS = ("query_column", "code_column", "id_column")
+COLUMN_OPTIONS = ("query_column", "code_column", "id_column", "negatives_column", "group_column")
 PARTS = ("do_train", "do_eval", "do_predict")  # the parts of a run
 
 
@@ -62,6 +62,33 @@ class DataArguments:
         "Column of --data_dir with the function's id. Default: url in CodeSearchNet's columns, otherwise its text.",
         applies_if=conditions.OWN_ROWS,
         common=False,
+    )
+    negatives_column: str | None = data_option(
+        "Column of --data_dir with hard negatives: texts, or lists of texts.",
+        applies_if=conditions.OWN_ROWS,
+        common=False,
+    )
+    group_column: str | None = data_option(
+        "Column of --data_dir whose values stay within one split, if the rows are split.",
+        applies_if=conditions.OWN_ROWS,
+        common=False,
+    )
+    test_fraction: float = option(
+        0.1,
+        "Share of the rows in test, and share in valid, if the rows of --data_dir are split.",
+        above=0,
+        below=0.5,
+        applies_if=conditions.OWN_ROWS,
+        group="data",
+        evaluation=True,
+    )
+    split_seed: int = option(
+        0,
+        "Seed for splitting the rows of --data_dir.",
+        least=0,
+        applies_if=conditions.OWN_ROWS,
+        group="data",
+        evaluation=True,
     )
     drop_unusable: bool = option(
         False, "Drop rows whose query or function is empty, and print how many.", evaluation=True, chooses_rows=True

@@ -153,7 +153,7 @@ def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile
         checked = not arguments.drop_unusable
         splits = read_source(
             source,
-            column_names(arguments),
+            column_names(arguments)._replace(negatives=None, group=None),
             needed=SPLITS[1:],
             check=checked,
             divide=False,

@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.columns import ColumnNames
-from soft_trainer.data.holdout import without_held_out
+from soft_trainer.data.holdout import Division, without_held_out
 from soft_trainer.data.languages import check_languages, languages_in
 from soft_trainer.data.layouts.codesearchnet import select_by_urls
 from soft_trainer.data.layouts.files import SPLITS
@@ -118,16 +118,17 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
     # With options that drop rows, unusable rows are not an error yet.
     check = not (arguments.split_urls or arguments.filters or arguments.drop_unusable)
     names = column_names(arguments)
+    division = division_of(arguments)
     sources = {}
     for name, place in arguments.sources.items():
-        sources[name] = read_source(place, names, needed=needed, check=check, one_of_several=True)
+        sources[name] = read_source(place, names, needed=needed, check=check, one_of_several=True, division=division)
     if sources:
         return sources
     for language in languages or [None]:
         name = language if len(languages) > 1 else ""
         if arguments.data_dir:
             place = _in_place(arguments.data_dir, language)
-            sources[name] = read_source(place, names, needed=needed, check=check)
+            sources[name] = read_source(place, names, needed=needed, check=check, division=division)
         elif arguments.source_dir or arguments.history:
             sources[name] = _mined_splits(arguments, language)
         elif arguments.dataset_name != "none":
@@ -138,8 +139,13 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
 
 
 def column_names(arguments: DataArguments) -> ColumnNames:
-    """Returns the options `query_column`, `code_column` and `id_column`."""
+    """Returns the options `query_column`, `code_column` and so on."""
     return ColumnNames(*(getattr(arguments, name) for name in COLUMN_OPTIONS))
+
+
+def division_of(arguments: DataArguments) -> Division:
+    """Returns how the options divide rows into train, valid and test."""
+    return Division(arguments.group_column, arguments.test_fraction, arguments.split_seed)
 
 
 def load_data(

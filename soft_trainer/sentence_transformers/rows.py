@@ -12,7 +12,8 @@ from datasets import Dataset
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.data.named_negatives import COLUMN as NEGATIVE_COLUMN
+from soft_trainer.data.column_names import NEGATIVE
+from soft_trainer.data.columns import check_column
 from soft_trainer.data.split import Judgments, RelevantCodes, Split
 from soft_trainer.data.tokens import text_ids
 from soft_trainer.errors import UserError
@@ -24,7 +25,7 @@ LABEL_COLUMNS = (LABEL, "labels", "score", "scores")
 NO_TEXTS = (*LABEL_COLUMNS, "dataset_name")
 
 
-def with_rows(train_dataset: Dataset) -> Dataset:
+def with_rows(train_dataset: Dataset, query_column: str | None = None, code_column: str | None = None) -> Dataset:
     """Adds a column `label` with a hash of each row's texts, so that `SoftInfoNCELoss` can identify a batch's rows.
 
     The first two columns are the queries and the functions. Of the others, only columns named as negatives
@@ -33,9 +34,13 @@ def with_rows(train_dataset: Dataset) -> Dataset:
 
     The result may be shuffled, filtered, split or concatenated with other data sets, but its texts must not change.
 
+    Args:
+        query_column, code_column: the columns with the queries and the functions, if they are not the first two. They
+            become the first two columns of the result.
+
     Raises:
-        UserError: the argument is not a `Dataset`, a column does not contain text, or there are already labels or
-            scores.
+        UserError: the argument is not a `Dataset`, a column does not contain text or contains distinct numbers, or
+            there are already labels or scores.
     """
     if not isinstance(train_dataset, Dataset):
         kind = type(train_dataset).__name__
@@ -49,7 +54,14 @@ def with_rows(train_dataset: Dataset) -> Dataset:
                 f"with_rows: the data set already has a column {name!r}, which the loss needs for hashes. Keep only "
                 f"the rows with a relevant function, then call train_dataset.remove_columns({name!r})"
             )
-    _, unused = _columns_of(train_dataset)
+    train_dataset = _in_order(train_dataset, query_column, code_column)
+    (query, code, *_), unused = _columns_of(train_dataset)
+    for name in (query, code):
+        if _are_ids(train_dataset, name):
+            raise UserError(
+                f"with_rows: column {name!r} contains distinct numbers, which are ids rather than texts; set "
+                "query_column and code_column"
+            )
     if unused:
         print_on_main(
             f"with_rows: not using {', '.join(map(repr, unused))}; only columns named as negatives (negative, "
@@ -57,6 +69,29 @@ def with_rows(train_dataset: Dataset) -> Dataset:
         )
         train_dataset = train_dataset.remove_columns(unused)
     return train_dataset.add_column(LABEL, _hashes(_texts_of(train_dataset)))
+
+
+def _in_order(dataset: Dataset, query: str | None, code: str | None) -> Dataset:
+    """Moves the columns that the user has set to the front.
+
+    Raises:
+        UserError: a column does not exist, both are the same, or only one of them is set.
+    """
+    if query is None and code is None:
+        return dataset
+    if query is None or code is None or query == code:
+        raise UserError("with_rows: set both query_column and code_column, to two different columns")
+    for option, name in (("query_column", query), ("code_column", code)):
+        check_column(dataset.column_names, option, name, "with_rows")
+    others = [name for name in dataset.column_names if name not in (query, code)]
+    return dataset.select_columns([query, code, *others])
+
+
+def _are_ids(dataset: Dataset, name: str) -> bool:
+    """Returns True if a column of at least two rows contains only distinct numbers, as numbers or as text."""
+    values = dataset[name][:]
+    numbers = all(str(value).strip().isdecimal() for value in values)
+    return numbers and len(values) > 1 and len({*map(str, values)}) == len(values)
 
 
 class LabelledRows:
@@ -157,7 +192,7 @@ def _columns_of(dataset: Dataset) -> tuple[list[str], list[str]]:
             "train_dataset: expected a column of queries, then a column of functions, then optional columns of "
             f"negatives, but the columns are {', '.join(dataset.column_names)}"
         )
-    negatives = [name for name in names[2:] if NEGATIVE_COLUMN.fullmatch(name)]
+    negatives = [name for name in names[2:] if NEGATIVE.fullmatch(name)]
     used = names[:2] + negatives
     return used, [name for name in names if name not in used]
 

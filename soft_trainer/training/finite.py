@@ -10,6 +10,9 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 
+from soft_trainer.data.column_names import QUERY_COLUMNS, TEXT_ID
+from soft_trainer.terminal import shortened
+
 
 class NotFiniteError(RuntimeError):
     """The loss or the gradient is NaN or infinite, or fp16 gradients overflowed in too many consecutive steps."""
@@ -35,7 +38,7 @@ class FiniteGuard:
     """Checks that every loss and gradient is finite. Each check runs one step late, so no step waits for the device.
 
     Args:
-        rows: the training rows. The error message lists the rows of the batch with their urls.
+        rows: the training rows. The error message lists the rows of the batch with their urls or queries.
     """
 
     def __init__(self, rows: Dataset):
@@ -103,14 +106,22 @@ class FiniteGuard:
         return sum(losses.values()) / len(losses)
 
     def _message(self, what: str, rows: list[int]) -> str:
-        shown = [f"row {row + 1}" for row in rows]
-        if "url" in self.rows.column_names:
-            shown = [f"{name}: {url}" for name, url in zip(shown, self.rows[rows]["url"], strict=True)]
-        listed = "\n  ".join(shown)
+        listed = "\n  ".join(f"row {row + 1} of train_dataset: {self._described(row)}" for row in rows)
         return (
             f"the {what}, so training stops without another checkpoint. Lower the "
             f"learning rate, or train in bf16 or float32. The rows of the batch:\n  {listed}"
         )
+
+    def _described(self, row: int) -> str:
+        """Returns what a user can search for in a file of rows: a row's url or, if that is a hash, its query."""
+        values = self.rows[row]
+        if values.get("url") and not values["url"].startswith(TEXT_ID):
+            return values["url"]
+        for name in QUERY_COLUMNS:
+            if values.get(name):
+                text = values[name]
+                return shortened(text if isinstance(text, str) else " ".join(text))
+        return ""
 
 
 class OverflowCounter(TrainerCallback):

@@ -6,6 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import torch
 from datasets import Dataset
 from torch import Tensor
 
@@ -74,7 +75,11 @@ class Measurements:
         rows, targets = answer_pairs(split.judgments)
         asked = [queries[row] for row in rows.tolist()]
         try:
-            rankings = lexical_rankings(asked, words, targets, (embedded[rows.to(embedded.device)], codes))
+            excluded = None
+            if (unranked := split.unranked()) is not None:
+                excluded = torch.from_numpy(unranked)[rows]
+            both = (embedded[rows.to(embedded.device)], codes)
+            rankings = lexical_rankings(asked, words, targets, both, excluded=excluded)
         except UserError as error:
             print_on_main(f"{name}: skipped lexical BM25. {error}")
             return

@@ -23,7 +23,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
-from soft_trainer.evaluation.retrieval import shorter_metric
+from soft_trainer.evaluation.retrieval import MAP, ndcg_name, shorter_metric
 from soft_trainer.options.resolve import Plan, check_codes
 from soft_trainer.options.training import refuse_option_of_encoder
 from soft_trainer.terminal import nearest, print_on_main
@@ -81,11 +81,14 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
             'metric_for_best_model="loss": there is no eval_loss, because estimators know only the training rows; set '
             'metric_for_best_model="mrr"'
         )
-    names = [*METRICS, *map(shorter_metric, dims)]
+    names = [*METRICS, *map(shorter_metric, dims), MAP]
     measured = list(names)
     if isinstance(eval_dataset, Mapping):
-        for key in eval_dataset:
-            measured += [f"{key}_{each}" for each in names]
+        for key, split in eval_dataset.items():
+            measured += [f"{key}_{each}" for each in (*names, ndcg_name(split.judgments))]
+        measured += {ndcg_name(split.judgments) for split in eval_dataset.values()}
+    elif eval_dataset is not None:
+        measured.append(ndcg_name(eval_dataset.judgments))
     if name not in measured:
         hint = nearest(name, measured, f"use {names[0]!r} or another of {', '.join(measured)}")
         raise UserError(f"metric_for_best_model={metric!r}: this metric is not measured{hint}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 from datasets import Dataset
 
+from soft_trainer.data.column_names import OWN_ID
 from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS, files_of, files_of_splits
 from soft_trainer.data.layouts.graded import split_of_grades
 from soft_trainer.data.split import Split
@@ -28,8 +29,9 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
     """Reads train, valid and test from a BEIR folder. A split without judgments is skipped.
 
     A function's title, if any, is put before its text. A split contains the queries that have at least one relevant
-    function. Valid and test use the whole corpus. The corpus of train has only the functions in train's judgments, so
-    that relevant functions from other splits never become negatives.
+    function. Valid and test use the whole corpus, but a document with a query's own id is not ranked for this query.
+    The corpus of train has only the functions in train's judgments, so that relevant functions from other splits never
+    become negatives.
 
     Raises:
         UserError: a file cannot be read, or it mentions an unknown query or function. The message gives the file and
@@ -40,6 +42,8 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
     corpus_ids, corpus = _rows(corpus_file, "code")
     query_ids, queries = _rows(query_file, "docstring")
     corpus = corpus.add_column("url", corpus_ids)
+    if not {*query_ids}.isdisjoint(corpus_ids):
+        queries = queries.add_column(OWN_ID, query_ids)  # see `Split.unranked`
     splits = {}
     for split, path in _qrels(folder).items():
         grades = _grades(path, query_ids, corpus_ids)

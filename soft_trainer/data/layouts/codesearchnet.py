@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets
+from datasets import Dataset, DatasetDict, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset, flat
-from soft_trainer.data.columns import PAIRS, name_unused
+from soft_trainer.data.column_names import CODE_COLUMNS, NEGATIVE, NEGATIVES, PAIRS, QUERY_COLUMNS
+from soft_trainer.data.columns import name_unused
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, row_files
-from soft_trainer.data.named_negatives import COLUMN as NEGATIVE_COLUMN, NEGATIVES
-from soft_trainer.data.split import QUERY_COLUMNS, Split
+from soft_trainer.data.plain_columns import concatenated
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
@@ -58,9 +59,11 @@ def is_codesearchnet(folder: Path) -> bool:
         _, row = next(read_json_lines(files[first][0]), (None, {}))
     except UserError:
         return True  # `load_folder` raises a better error
-    if any(NEGATIVE_COLUMN.fullmatch(name) and name != NEGATIVES for name in row):
+    if any(NEGATIVE.fullmatch(name) and name != NEGATIVES for name in row):
         return False  # `load_jsonl` does not read these columns
-    return bool({*QUERY_COLUMNS} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
+    if row and not row.keys() & {*QUERY_COLUMNS, *CODE_COLUMNS}:
+        return False
+    return not any({*pair} <= row.keys() for pair in PAIRS)
 
 
 def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDict:
@@ -181,7 +184,7 @@ def _pushed_folder(name: str, revision: str | None) -> Path | None:
 
 def corpus_of(parts: Sequence[Dataset]) -> Dataset:
     """Concatenates data sets into a corpus, keeping only the first row of each url."""
-    rows = concatenate_datasets(list(parts))
+    rows = concatenated(parts)
     repeated = pd.Series(rows["url"][:]).duplicated().to_numpy()
     return rows.select(np.flatnonzero(~repeated))
 
@@ -198,7 +201,7 @@ def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str,
     for name, split in splits.items():
         if name != "train":
             parts += [split.queries, split.corpus]  # rows without a pair
-    rows = concatenate_datasets(parts)
+    rows = concatenated(parts)
     first: dict[str, int] = {}
     for row, url in enumerate(rows["url"][:]):
         first.setdefault(url, row)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from soft_trainer.errors import UserError
+from soft_trainer.files import uncompressed_name
 
 SPLITS = ("train", "valid", "test", "codebase")
 SIDES_OF = {"train": ("query", "code"), "valid": ("query",), "test": ("query",), "codebase": ("code",)}
@@ -16,15 +17,15 @@ SPLIT_NAMES = {
     "train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid",
     "test": "test", "codebase": "codebase", "corpus": "codebase",
 }  # fmt: skip
-SHARD = re.compile(r"-\d+-of-\d+$")  # in file names on the Hub, such as `train-00000-of-00002.parquet`
+SHARD = re.compile(r"-(\d+)-of-(\d+)$")  # in file names on the Hub, such as `train-00000-of-00002.parquet`
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Returns the paths of a folder's files, keyed by name without `.gz`. Prefers a plain file to its gzipped copy."""
+    """Returns the paths of a folder's files, keyed by name without `.gz`, `.xz` and so on. Prefers plain files."""
     if not folder.is_dir():
         return {}
     paths = sorted(filter(Path.is_file, folder.iterdir()), reverse=True)
-    found = {path.name.removesuffix(".gz"): path for path in paths}
+    found = {uncompressed_name(path.name): path for path in paths}
     return dict(sorted(found.items()))
 
 
@@ -91,12 +92,35 @@ def _near_split(name: str, found: Iterable[str]) -> str | None:
 
 
 def check_shards(paths: list[Path], split: str) -> None:
-    """Raises UserError if a split has several files that are not shards, such as `train.csv` and `train.jsonl`."""
+    """Checks that a split is one file, or all shards of one file.
+
+    Raises:
+        UserError: the split has several files that are not shards, such as `train.csv` and `train.jsonl`, or a shard
+            is missing.
+    """
     kinds = set()
+    found = set()
     for path in paths:
-        name, *endings = path.name.removesuffix(".gz").split(".")
-        whole, shards = SHARD.subn("", name)
-        kinds.add((whole, *endings, path if shards == 0 else ""))
+        name, *endings = uncompressed_name(path.name).split(".")
+        shard = SHARD.search(name)
+        if shard is None:
+            kinds.add((name, *endings, path))
+        else:
+            kinds.add((name[: shard.start()], *endings))
+            found.add((int(shard[1]), int(shard[2])))
     if len(kinds) > 1:
         names = " and ".join(path.name for path in paths[:2])
         raise UserError(f"{paths[0].parent}: {names} both contain rows of {split}; keep only one of them")
+    totals = {total for _, total in found}
+    if len(totals) > 1:
+        raise UserError(
+            f"{paths[0].parent}: the shards of {split} disagree about their number; keep one set of shards"
+        )
+    for total in totals:
+        start = 1 if (total, total) in found else 0
+        missing = [number for number in range(start, start + total) if (number, total) not in found]
+        if missing:
+            raise UserError(
+                f"{paths[0].parent}: {paths[0].name} is one of {total} shards of {split}, but shard "
+                f"{missing[0]:05d} is missing or in a format that is not read; add it, or pass only this shard's path"
+            )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import csv
-import glob
 import itertools
 import logging
 import re
@@ -13,37 +11,41 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import pandas as pd
-from datasets import (
-    ClassLabel,
-    Dataset,
-    Features,
-    LargeList,
-    List,
-    Value,
-    concatenate_datasets,
-    load_dataset,
-    load_from_disk,
-)
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import ClassLabel, Dataset, Features, Value, load_from_disk
+from datasets.arrow_writer import ArrowWriter
 from datasets.exceptions import DatasetGenerationError
 
-from soft_trainer.data.array_cache import cached_dataset, no_bar_for_few
+from soft_trainer.data.array_cache import cached_dataset
+from soft_trainer.data.column_names import is_list_text, may_hold_lists
 from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of, files_of_splits
+from soft_trainer.data.plain_columns import AT_ONCE, concatenated, plain_rows, plain_table, table_of
 from soft_trainer.errors import UserError
-from soft_trainer.files import check_encodable, check_utf8, open_text, read_json_lines
-from soft_trainer.fingerprints import file_fingerprint, fingerprint
-
-FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-LISTS = ("positives", "pos", "negatives", "neg")  # columns that may contain lists in other files
-READ_AS = {"csv": {"keep_default_na": False, "na_values": [""]}}  # `null` and `NA` are ordinary words
-# Parts of error messages about missing rows: from `datasets` for a file with only a header and for an empty saved data
-# set, from pandas for an empty file, and from Arrow for an empty Parquet file.
-WITHOUT_ROWS = (
-    "corresponds to no data",
-    "list index out of range",
-    "No columns to parse",
-    "BatchSize must be greater than 0",
+from soft_trainer.files import (
+    UNREADABLE,
+    check_encodable,
+    check_utf8,
+    open_bytes,
+    open_text,
+    read_json,
+    read_json_lines,
+    uncompressed_name,
+    written_aside,
 )
+from soft_trainer.fingerprints import file_fingerprint, fingerprint
+from soft_trainer.terminal import print_on_main
+
+FORMATS = {
+    ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv",
+    ".parquet": "parquet",
+}  # fmt: skip
+SEPARATORS = {"csv": ",", "tsv": "\t"}
+OTHER_FILES = ("relevance.jsonl", "annotationStore.csv")  # judgments, which `run/evaluation_sets.py` reads
+ACCEPTED = "JSON Lines, CSV, TSV or Parquet"
+TABLE_FORMAT = 1  # raise it if the same file gives other rows
+# Parts of error messages of `datasets` and Arrow about missing rows: of an empty saved data set, of an empty file.
+WITHOUT_ROWS = ("corresponds to no data", "list index out of range", "Parquet file size is 0 bytes")
 logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # it raises what it logs
 LABELS = ("label", "labels")  # columns that say whether a row's code answers its query
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -55,8 +57,8 @@ def is_saved(folder: Path) -> bool:
 
 
 def format_of(name: str) -> str | None:
-    """Returns the format that a file's name implies ("json", "csv" or "parquet"), or None for other files."""
-    return FORMATS.get(Path(name.removesuffix(".gz")).suffix.lower())
+    """Returns the format that a file's name implies ("json", "csv", "tsv" or "parquet"), or None for other files."""
+    return FORMATS.get(Path(uncompressed_name(name)).suffix.lower())
 
 
 def split_of(name: str) -> str | None:
@@ -100,7 +102,7 @@ def named_splits(loaded: Mapping[str, Dataset]) -> dict[str, Dataset]:
     check_names(loaded)
     plain = {name: with_plain_text(rows) for name, rows in loaded.items()}
     splits = {SPLIT_NAMES[name.lower()]: rows for name, rows in plain.items() if name.lower() in SPLIT_NAMES}
-    return splits or {"train": concatenate_datasets(list(plain.values()))}
+    return splits or {"train": concatenated(list(plain.values()))}
 
 
 @contextmanager
@@ -127,24 +129,8 @@ def with_class_names(rows: Dataset) -> Dataset:
 
 
 def with_plain_text(rows: Dataset) -> Dataset:
-    """Casts `large_string` columns, which pandas and polars write, to `string`, so that tables can be concatenated.
-
-    Also replaces the numbers in `ClassLabel` columns with their names.
-    """
-    rows = with_class_names(rows)
-    large = Value("large_string")
-    plain = Value("string")
-    tokens = [List(large), LargeList(large), LargeList(plain)]
-    features = Features(rows.features)
-    for name, feature in rows.features.items():
-        if feature == large:
-            features[name] = plain
-        elif feature in tokens:
-            features[name] = List(plain)
-    if features == rows.features:
-        return rows
-    with no_bar_for_few(rows):
-        return rows.cast(features)
+    """Casts text of other Arrow types, which pandas and polars write, to `string`, and replaces classes by names."""
+    return plain_rows(with_class_names(rows))
 
 
 def names_splits(source: Path) -> bool:
@@ -179,66 +165,125 @@ def _read_files(source: Path) -> dict[str, Dataset]:
     """Reads the row files of a folder, or a single file, and returns the rows keyed by split."""
     files = row_files(source)
     if not files:
-        raise UserError(
-            f"{source}: no rows; expected JSON Lines, CSV or Parquet files, such as train.jsonl or rows.csv"
+        raise UserError(f"{source}: no rows; expected {ACCEPTED} files, such as train.jsonl or rows.csv")
+    return {split: concatenated(list(map(_read_file, paths))) for split, paths in files.items()}
+
+
+def name_skipped(source: Path) -> None:
+    """Prints the files in a folder that seem to contain rows but are not read, such as `test.xlsx`."""
+    if not source.is_dir() or is_saved(source):
+        return
+    read = set(itertools.chain.from_iterable(row_files(source).values()))
+    skipped = []
+    for name, path in files_of(source).items():
+        of_split = SHARD.sub("", name.split(".")[0]).lower() in SPLIT_NAMES
+        of_rows = format_of(name) and Path(name).suffix != ".json"
+        if path not in read and name not in OTHER_FILES and (of_split or of_rows) and Path(name).suffix != ".txt":
+            skipped.append(path.name)
+    if skipped:
+        print_on_main(
+            f"{source}: not reading {', '.join(skipped)}; rows are in {ACCEPTED} files named after a split "
+            "(train, valid, test, codebase), or in files of which none is"
         )
-    return {split: concatenate_datasets(list(map(_read_file, paths))) for split, paths in files.items()}
 
 
 def _read_file(path: Path) -> Dataset:
-    """Reads one JSON Lines, CSV or Parquet file. Caches the rows under a fingerprint of the file's content."""
+    """Reads one file of rows. Caches the rows under a fingerprint of the file's content."""
     reader = format_of(path.name)
-    options = READ_AS.get(reader, {})
-    if reader != "parquet":
-        check_utf8(path)
-    if reader == "csv":  # all values are read as strings, so that an id such as 013 keeps its zero
-        with _reading(path):
-            _check_fields(path)
-            names = pd.read_csv(path, nrows=0).columns
-        options = options | {"features": Features(dict.fromkeys(names, Value("string")))}
-    made_from = fingerprint(file_fingerprint(path), reader, repr(options))
+    made_from = fingerprint(file_fingerprint(path), path.suffix, reader, TABLE_FORMAT)
 
     def build(stored: Path) -> Dataset:
-        if ".jsonl" in path.name.lower():
-            next(read_json_lines(path), None)  # Arrow crashes if the first line is not an object
-        kept = {"cache_dir": str(stored.with_suffix("")), "download_mode": "force_redownload"}
-        return load_dataset(reader, data_files=glob.escape(str(path)), split="train", **kept, **options)
+        if reader == "parquet":
+            rows = _read_parquet(path)
+        elif reader == "json":
+            rows = Dataset(table_of(_read_json(path), str(path)))
+        else:
+            rows = Dataset(table_of(_read_csv(path), str(path)))
+        if not len(rows):
+            raise UserError(f"{path}: cannot be read: it has no rows")
+        with written_aside(stored) as aside, ArrowWriter(path=str(aside), features=rows.features) as writer:
+            for start in range(0, len(rows), AT_ONCE):
+                writer.write_table(rows.data.table.slice(start, AT_ONCE))
+            writer.finalize()
+        return Dataset.from_file(str(stored))
 
     with _reading(path):
         try:
-            return with_plain_text(cached_dataset(made_from, build))
-        except DatasetGenerationError:
-            if ".jsonl" in path.name.lower():
-                check_encodable(read_json_lines(path, replace=False))  # raises an error with the row
+            return cached_dataset(made_from, build)
+        except UnicodeEncodeError:
+            check_encodable(read_json_lines(path, replace=False))  # raises an error with the row
             raise
 
 
-def _check_fields(path: Path) -> None:
-    """Checks that each row of a CSV file has as many fields as the header, because pandas would shift longer rows.
+def _read_parquet(path: Path) -> Dataset:
+    """Reads a Parquet file, plain or compressed. Classes that `datasets` has written become their names."""
+    with open_bytes(path) as file:
+        source = path
+        if uncompressed_name(path.name) != path.name:
+            source = pa.BufferReader(file.read())
+        table = pq.ParquetFile(source).read()
+    rows = Dataset(plain_table(table, str(path)))
+    if b"huggingface" in (table.schema.metadata or {}):
+        for name, feature in Features.from_arrow_schema(table.schema).items():
+            if isinstance(feature, ClassLabel):
+                rows = rows.cast_column(name, feature)
+    return with_class_names(rows)
+
+
+def _read_json(path: Path) -> Iterator[dict]:
+    """Yields the rows of a JSON Lines file, or of a JSON file that contains a list of objects.
 
     Raises:
-        UserError: a row has another number of fields, or a quote is unbalanced. The message gives the line. Or the
-            header is not separated by commas.
+        UserError: a row is not a JSON object. The message gives the row.
     """
+    if ".jsonl" not in path.name.lower() and _first_character(path) == "[":
+        for number, row in enumerate(read_json(path, list), 1):
+            if not isinstance(row, dict):
+                raise UserError(f"{path}, row {number}: expected a JSON object, not {type(row).__name__}")
+            yield row
+        return
+    for _, row in read_json_lines(path, replace=False):
+        yield row
+
+
+def _first_character(path: Path) -> str:
+    try:
+        with open_text(path) as file:
+            return next(filter(str.strip, iter(lambda: file.read(1), "")), "")
+    except UNREADABLE as error:
+        if isinstance(error, UnicodeDecodeError):
+            check_utf8(path)  # raises an error with the line
+        raise UserError(f"{path}: cannot be read: {error}") from error
+
+
+def _read_csv(path: Path) -> Iterator[dict]:
+    """Yields the rows of a CSV or TSV file. All values are text, and an empty field is None.
+
+    Raises:
+        UserError: a row has another number of fields than the header, or a quote is unbalanced, or a column of
+            positives or negatives contains lists. The message gives the line. Or the header has another separator.
+    """
+    separator = SEPARATORS[format_of(path.name)]
+    check_utf8(path)
     limit = csv.field_size_limit(sys.maxsize)  # a field is a whole function
     try:
         with open_text(path, newline="") as file:
-            rows = csv.reader(file, strict=True)
-            header = next(rows, [])
-            if len(header) == 1 and (separator := next(filter(header[0].__contains__, ";\t|"), None)):
-                raise UserError(f"{path}: columns must be separated by commas, not by {separator!r}")
-            lists = [place for place, name in enumerate(header) if name in LISTS]
+            rows = csv.reader(file, strict=True, delimiter=separator)
+            header = _header(path, next(rows, []), separator)
+            lists = [place for place, name in enumerate(header) if may_hold_lists(name)]
             line = rows.line_num
             for row in rows:
                 if row and len(row) != len(header):
                     raise UserError(_wrong_fields(path, line + 1, row, header))
                 for place in lists if row else ():
-                    if _is_list(row[place]):
-                        name = header[place]
+                    if is_list_text(row[place]):
                         raise UserError(
-                            f"{path}, line {line + 1}: column {name!r} contains a list, which a CSV file cannot hold; "
-                            "use JSON Lines, or one row per positive with its negatives in columns such as negative_1"
+                            f"{path}, line {line + 1}: column {header[place]!r} contains a list, which a CSV file "
+                            "cannot hold; use JSON Lines, or one row per positive with its negatives in columns such "
+                            "as negative_1"
                         )
+                if row:
+                    yield dict(zip(header, (value or None for value in row), strict=True))
                 line = rows.line_num
     except csv.Error as error:
         raise UserError(
@@ -249,14 +294,22 @@ def _check_fields(path: Path) -> None:
         csv.field_size_limit(limit)
 
 
-def _is_list(value: str) -> bool:
-    """Returns True for the text of a list of strings, as pandas and JSON write it."""
-    if not value.startswith(("['", '["')):
-        return False
-    try:
-        return isinstance(ast.literal_eval(value), list)
-    except (ValueError, SyntaxError):  # for example Ruby code
-        return False
+def _header(path: Path, header: list[str], separator: str) -> list[str]:
+    """Returns the names of a CSV file's columns. A column without a name gets the name that pandas gives it.
+
+    Raises:
+        UserError: the header has another separator, or two columns have the same name.
+    """
+    if len(header) == 1 and (other := next(filter(header[0].__contains__, {*";\t|,"} - {separator}), None)):
+        expected = {",": "commas", "\t": "tabs"}[separator]
+        raise UserError(f"{path}: columns must be separated by {expected}, not by {other!r}")
+    names = []
+    for place, name in enumerate(header):
+        name = name or f"Unnamed: {place}"
+        if name in names:
+            raise UserError(f"{path}: two columns are called {name!r}; rename one of them")
+        names.append(name)
+    return names
 
 
 def _wrong_fields(path: Path, line: int, row: list[str], header: list[str]) -> str:

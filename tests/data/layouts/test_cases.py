@@ -278,7 +278,7 @@ def test_a_case_is_read_or_refused_in_one_line(read, layout, case):
     ("case", "words"),
     [
         ("empty file", "the data frame: no rows"),
-        ("missing column", "no column for the query: the rows have question; set query_column"),
+        ("missing column", "no column for the code: the rows have question; set code_column"),
         ("blank text", "the data frame, row 30: column 'answer' is missing or empty (1 of 30 rows)"),
         ("wrong type", NUMBERS),
     ],

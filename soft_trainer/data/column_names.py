@@ -1,0 +1,44 @@
+"""Lists the recognised names of columns. `docs/data.md` explains them."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+QUERY_COLUMNS = ("docstring", "docstring_tokens")  # of CodeSearchNet
+CODE_COLUMNS = ("original_string", "code", "code_tokens")  # of CodeSearchNet
+CODES = ("code", "code_tokens")
+COLUMNS_OF = {"query": QUERY_COLUMNS, "code": CODES}
+POSITIVES = ("positive", "positives", "pos")  # may list several positives of a row's query
+TEXT_ID = "code:"  # the start of a `url` that is the hash of a function
+OWN_ID = "_id"  # a query's id in BEIR, if a document of the corpus has the same id
+NEGATIVES = "negatives"  # functions, as texts or urls, that do not answer the row's query
+NEGATIVE_NAMES = (NEGATIVES, "neg", "hard_negatives", "negative", "negative_1")  # the last one with any number
+NEGATIVE = re.compile(r"neg|(hard_)?negatives?(_\d+)?")
+# The pairs of a query and a code column, besides CodeSearchNet's.
+PAIRS = (
+    ("query", "code"),
+    *(("query", name) for name in POSITIVES),
+    *(("query", name) for name in ("answer", "passage", "document", "context")),
+    *(("anchor", name) for name in POSITIVES),
+    ("question", "answer"),
+    ("question", "code"),
+    *(("question", name) for name in POSITIVES),
+    ("text", "function"),
+)
+TOKENS_END = "_tokens"  # the end of the names of columns with token lists
+
+
+def may_hold_lists(name: str) -> bool:
+    """Returns True for a column that may list several texts in each row: positives or negatives."""
+    return name in POSITIVES or NEGATIVE.fullmatch(name) is not None
+
+
+def is_list_text(value: str) -> bool:
+    """Returns True for the text of a list of strings, as pandas and JSON write it."""
+    if not value.startswith(("['", '["')):
+        return False
+    try:
+        return isinstance(ast.literal_eval(value), list)
+    except (ValueError, SyntaxError):  # for example Ruby code
+        return False
