@@ -64,7 +64,9 @@ def load(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpt
     check_pushes(data_args, args)
     set_seed(args.seed)
     distributed.use_the_cores()
-    estimator = estimator_of_run(data_args, args, profile, model_args.trust_remote_code)
+    estimator = None
+    if args.do_train:
+        estimator = estimator_of_run(args, profile, model_args.trust_remote_code)
     rows = load_run(model_args, data_args, args, profile, sources)
     return rows, estimator, RunFolder.open((model_args, data_args, args), rows)
 

@@ -19,6 +19,7 @@ ESTIMATORS = {
     "simcse": "frozen_encoder:SimCSEEstimator",
     "initial_model": "frozen_encoder:InitialModelEstimator",
 }
+COMPARE_QUERIES = ("bm25", "simcse")  # without bm25_document_column, they compare queries with queries
 # For messages: the estimators that find similar rows, which similar batches and mined negatives need.
 FIND_NEIGHBOURS = "bm25, simcse, trained_model or initial_model"
 # For messages: the estimators that compare queries with functions.

@@ -39,6 +39,7 @@ from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
+from soft_trainer.encoders.adapters import has_adapter
 from soft_trainer.encoders.encoding import (
     Encoder,
     comparable,
@@ -57,9 +58,9 @@ from soft_trainer.encoders.static import exclude_unknown_token
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
-from soft_trainer.estimators.registry import default_estimators
+from soft_trainer.estimators.registry import estimator_of_run
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets, rank_corpus
-from soft_trainer.options.defaults import choose_precision
+from soft_trainer.options.defaults import apply_defaults
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
@@ -144,16 +145,19 @@ class SoftInfoNCETrainer(SavingTrainer):
         if isinstance(args, SoftInfoNCETrainingArguments):
             # Another trainer with the same arguments must not get the defaults of this encoder.
             args = copy.copy(args)
-            choose_precision(args, encoder)
         args.output_dir = args.output_dir or "outputs"
         preflight.complete_launch(args, first, encoder)
         self.columns = ColumnNames(query_column, code_column, id_column)
-        trains = train_dataset is not None
         callbacks = with_estimators(callbacks)
         callback = find_estimator_callback(callbacks)
-        if trains:
-            callbacks += with_estimators(default_estimators(args, encoder, first, callback and callback.estimator))
-            callback = find_estimator_callback(callbacks)
+        if isinstance(args, SoftInfoNCETrainingArguments):
+            name = first.config._name_or_path or None  # without a name, the encoder counts as trained from scratch
+            options = {"adapter": has_adapter(first), "trains": train_dataset is not None}
+            apply_defaults(args, encoder, name, estimator=callback and callback.estimator, **options)
+            if callback is None and train_dataset is not None:
+                chosen = estimator_of_run(args, encoder)
+                callbacks += [] if chosen is None else with_estimators([chosen])
+                callback = find_estimator_callback(callbacks)
         split = training_split(train_dataset, "train_dataset", self.columns, encoder)
         eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
         if callback is not None and isinstance(callback.estimator, Estimator):
@@ -585,7 +589,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         preflight.check_evaluated(self.args, self.eval_dataset)
         loss = reporting.loss_table(self.plan, self.estimator)
         kind = self.accelerator.distributed_type.value
-        table = banner(loss, self.setup_table(), self.encoder, kind)
+        origins = getattr(self.args, "origins", None)
+        table = banner(loss, self.setup_table(), self.encoder, kind, origins)
         warnings = warnings_of(self.args, self.plan, self.encoder, self.model)
         print_on_main("\n".join([table, *warnings]))
         self.prepare_rows()

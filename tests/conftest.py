@@ -262,8 +262,8 @@ def trainer_of(model, dataset, tokenizer, profile, tmp_path):
             "use_cpu": True,
         }
         args = (TrainingArguments if plain else SoftInfoNCETrainingArguments)(**settings | options)
-        if estimator is None:
-            args.named = {"estimator"}  # like `--estimator none` on the command line
+        if estimator is None and not plain:
+            args.estimator = "none"
         estimator = BM25Estimator() if estimator is UNSET else estimator
         given = {
             "model": model,

@@ -1,23 +1,20 @@
-"""Creates estimators by name, such as "bm25", and the default estimator of a trainer."""
+"""Creates estimators by name, such as "bm25", and the estimator of a run."""
 
 from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
 
-from transformers import PreTrainedModel
-
 from soft_trainer.choices import ESTIMATORS
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
-from soft_trainer.encoders.adapters import has_adapter
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.options.conditions import reads_estimator
-from soft_trainer.options.defaults import apply_defaults, train_without_teacher
-from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.defaults import ENCODER, train_without_teacher
+from soft_trainer.options.fields import EstimatorOptions
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.references import import_reference
 from soft_trainer.terminal import print_on_main
@@ -30,7 +27,7 @@ DEFAULT_MODELS: dict[str, str | None] = {"trained_model": None, "simcse": PAPER_
 
 
 def choose_estimator(
-    arguments: DataArguments, query_columns: Sequence[str] = ("docstring_tokens",), trust_remote_code: bool = False
+    arguments: EstimatorOptions, query_columns: Sequence[str] = ("docstring_tokens",), trust_remote_code: bool = False
 ):
     """Creates the estimator that `--estimator` selects: a key of `choices.ESTIMATORS`, or a class as `module:Class`.
 
@@ -56,28 +53,28 @@ def choose_estimator(
 
 
 def estimator_of_run(
-    data_args: DataArguments,
-    args: SoftInfoNCETrainingArguments,
-    profile: EncoderProfile,
-    trust_remote_code: bool = False,
-):
-    """Creates a run's estimator like `choose_estimator`.
+    args: SoftInfoNCETrainingArguments, profile: EncoderProfile, trust_remote_code: bool = False
+) -> Estimator | None:
+    """Creates a run's estimator like `choose_estimator`, or returns None if no option needs an estimator.
 
     If the default teacher, which the encoder's profile names, cannot be loaded, this prints the reason and changes the
     options: the encoder is trained without it.
     """
+    if not reads_estimator(args):
+        return None
     try:
-        return choose_estimator(data_args, profile.query_columns, trust_remote_code)
+        return choose_estimator(args, profile.query_columns, trust_remote_code)
     except UserError as error:
-        if args.teacher is None or args.teacher != profile.teacher or "teacher" in args.named:
+        if args.teacher is None or args.origins.get("teacher") != ENCODER:
             raise
-        print_on_main(f"This encoder trains without its teacher, which cannot be loaded: {error}")
-        train_without_teacher(data_args, args)
-        return choose_estimator(data_args, profile.query_columns, trust_remote_code)
+        train_without_teacher(args)
+        name = args.estimator
+        print_on_main(f"This encoder trains with {name}, without its teacher, which cannot be loaded: {error}")
+        return choose_estimator(args, profile.query_columns, trust_remote_code)
 
 
 def _known(
-    name: str, arguments: DataArguments, query_columns: Sequence[str], trust_remote_code: bool
+    name: str, arguments: EstimatorOptions, query_columns: Sequence[str], trust_remote_code: bool
 ) -> Estimator | None:
     """Creates a built-in estimator, a key of `choices.ESTIMATORS`, with the options in `arguments`."""
     if ESTIMATORS[name] is None:
@@ -118,35 +115,3 @@ def _users_own(name: str):
                 f"estimator={name!r}: the class has no method {method}; an estimator needs fit and similarity"
             )
     return estimator
-
-
-def default_estimators(
-    args: SoftInfoNCETrainingArguments, profile: EncoderProfile, model: PreTrainedModel, estimator=None
-) -> list:
-    """Sets a trainer's options that depend on the encoder, and creates its default estimator.
-
-    The defaults are the same as on the command line.
-
-    Args:
-        args: the training arguments, which are changed in place unless they are plain `TrainingArguments`.
-        model: the encoder before training. A model without a name counts as trained from scratch.
-        estimator: the estimator among the trainer's callbacks, or None.
-
-    Returns:
-        A list with the default estimator. The list is empty for plain `TrainingArguments`, for a run from the command
-        line, if there already is an estimator, or if no option needs an estimator.
-
-    Raises:
-        UserError: `args` has a teacher, but the callbacks have another estimator.
-    """
-    if not isinstance(args, SoftInfoNCETrainingArguments) or args.from_command_line:
-        return []
-    data_args = DataArguments()
-    other = None
-    if estimator is not None:
-        other = type(estimator).__name__
-    name = model.config._name_or_path or None
-    apply_defaults(data_args, args, profile, name, estimator=other, adapter=has_adapter(model))
-    if estimator is not None or "estimator" in args.named or not reads_estimator(args):
-        return []
-    return [estimator_of_run(data_args, args, profile)]

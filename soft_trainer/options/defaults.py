@@ -1,29 +1,66 @@
-"""Chooses the default options that depend on the encoder, for the command line, recipes and Python."""
+"""Chooses the default options that depend on the encoder, for the command line, recipes and Python.
+
+The kind of the encoder alone decides the learning rate, the epochs, the warm-up and the batch size (`SCHEDULES`). The
+estimator, the weights and the way of drawing batches are a second set (`METHODS`). An option that is set changes no
+other option, unless the default cannot work beside it: then a line names the change and the reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping
+from contextlib import suppress
 
 import torch
 
+from soft_trainer.choices import COMPARE_QUERIES, ESTIMATORS, WEIGHTINGS
+from soft_trainer.criterion import Criterion
 from soft_trainer.encoders.hub_files import published_name, repository_file
 from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import TEACHER_WEIGHT, DataArguments
-from soft_trainer.options.option_spec import changed_options, option_specs
-from soft_trainer.options.recipes import RECIPES, read_recipe
+from soft_trainer.options.fields import TEACHER_WEIGHT
+from soft_trainer.options.option_spec import changed_options
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.references import import_reference
 from soft_trainer.terminal import print_on_main
 
-SCRATCH_RATE = 1e-3
 LORA_RATE = 1e-4
-# Rate and batch were chosen on valid in benchmarks/static_study.md. There may be fewer rows than in a batch.
-STATIC = {"learning_rate": 3e-3, "per_device_train_batch_size": 128, "dataloader_drop_last": False}
-# `base` is trained already. Its rate and epochs were chosen on valid in benchmarks/base_study.md.
-OF_BASE = STATIC | {"learning_rate": 1e-3, "num_train_epochs": 5}
-RECIPE = "hard_batches.yaml"
-DISTILLED_RECIPE = "distilled.yaml"
+_SCHEDULE = (
+    "learning_rate",
+    "num_train_epochs",
+    "warmup_steps",
+    "per_device_train_batch_size",
+    "dataloader_drop_last",
+)
+# The defaults for each kind of encoder. Static encoders may have fewer rows than a batch, so they keep the last one.
+SCHEDULES = {
+    "search": dict(zip(_SCHEDULE, (6e-5, 1, 0.1, 32, True), strict=True)),  # recipes/hard_batches.yaml
+    "distilled": dict(zip(_SCHEDULE, (3e-3, 10, 0, 512, False), strict=True)),  # recipes/distilled.yaml
+    "base": dict(zip(_SCHEDULE, (1e-3, 5, 0, 128, False), strict=True)),  # chosen on valid in benchmarks/base_study.md
+    "static": dict(zip(_SCHEDULE, (3e-3, 10, 0, 128, False), strict=True)),  # benchmarks/static_study.md
+    "scratch": dict(zip(_SCHEDULE, (1e-3, 10, 0, 32, True), strict=True)),
+    "pretrained": dict(zip(_SCHEDULE, (2e-5, 10, 0, 32, True), strict=True)),
+}
+RANDOM = {"estimator": "bm25", "train_sampling_strategy": "random", "weighting": "linear"}
+METHODS = {
+    "search": {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"},
+    "distilled": RANDOM,  # and the teacher in the encoder's profile
+    "base": RANDOM | {"estimator": "none"},
+    "static": RANDOM,
+    "scratch": RANDOM,
+    "pretrained": RANDOM,
+}
+TITLES = {
+    "search": "an encoder trained for search",
+    "distilled": "an encoder with a stored teacher",
+    "base": "the encoder `base`",
+    "static": "a static encoder",
+    "scratch": "an encoder from scratch",
+    "pretrained": "a pretrained encoder",
+}
+ENCODER = "encoder"  # the origin of a default. The others are "recipe", "you", and "you, by NAME" for a consequence
+LARGE_BATCH = 256
+OF_WEIGHTING = ("alpha", "beta", "floor", "margin")  # each is read by one of the weightings
 
 
 def choose_precision(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> None:
@@ -42,92 +79,238 @@ def choose_precision(args: SoftInfoNCETrainingArguments, profile: EncoderProfile
         args.mixed_precision = "bf16"
 
 
+def encoder_kind(profile: EncoderProfile, model: str | None, revision: str | None = None) -> str:
+    """Returns the kind of an encoder, a key of `SCHEDULES`.
+
+    Args:
+        model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
+    """
+    if model and published_name(model) == BASE:
+        return "base"
+    if model and profile.teacher:
+        return "distilled"
+    if profile.name == "static":
+        return "static"
+    if model is None:
+        return "scratch"
+    if profile.score_function == "cosine":
+        with suppress(UserError):  # a model in memory may come from a folder that has gone
+            if repository_file(model, "modules.json", revision) is not None:
+                return "search"
+    return "pretrained"
+
+
 def apply_defaults(
-    data_args: DataArguments,
     args: SoftInfoNCETrainingArguments,
     profile: EncoderProfile,
     model: str | None,
     revision: str | None = None,
-    estimator: str | None = None,
+    estimator=None,
     adapter: bool = False,
+    trains: bool = True,
 ) -> None:
-    """Sets the options whose defaults depend on the encoder or the teacher, and prints them.
+    """Sets the options whose defaults depend on the encoder or on other options, and prints what it chose.
 
-    An encoder that `soft-trainer distil` made gets `recipes/distilled.yaml`, with the teacher in its profile. Other
-    static encoders get a higher learning rate and batches of 128, and `base` also fewer epochs. Encoders from scratch
-    get a higher learning rate. Search encoders get `recipes/hard_batches.yaml`. These are other pretrained encoders
-    with sentence-transformers files and cosine scores, which can find and weight similar rows before training. If the
-    user set any option for batches or weights, no recipe is used. An adapter gets its own learning rate. Options that
-    the user set keep their values.
+    Options that the user set keep their values. `args.origins` stores who chose each value, and marks the arguments as
+    complete: a second call has no effect.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
-        estimator: the name of the estimator passed to a trainer in Python, or None.
+        estimator: the estimator passed to a trainer in Python, or None.
         adapter: whether an adapter is trained instead of all weights.
+        trains: False for a run that only evaluates, which needs no defaults but the precision.
 
     Raises:
         UserError: the options set both a teacher and another estimator.
     """
     choose_precision(args, profile)
-    given = args.named | changed_options(args).keys() | changed_options(data_args).keys()
-    specs = option_specs(data_args) | option_specs(args)
-    chosen = [name for name in given if name in specs and specs[name].group in ("weights", "batches")]
-    chosen = [name for name in chosen if name != "negatives_per_query"]  # these are added to any batch
-    if "distill_weight" in given and args.distill_weight == 0:
-        chosen.append("distill_weight")
-    trains = args.do_train or not args.from_command_line  # in Python, `train` trains even without do_train
-    if adapter and trains and (changed := _set_options({"learning_rate": LORA_RATE}, (args,), given)):
-        given = {*given, "learning_rate"}
-        print_on_main(f"An adapter gets {changed} by default.")
-    suits = trains and model and not chosen and estimator is None and profile.score_function == "cosine"
-    suits = suits and repository_file(model, "modules.json", revision) is not None
-    if suits and profile.teacher:
-        recipe = read_recipe(RECIPES / DISTILLED_RECIPE) | {"teacher": profile.teacher}
-        options = _set_options(recipe, (data_args, args), given)
+    if args.origins is not None:
+        return
+    args.origins = {}
+    if not trains:
+        return
+    given = _given(args)
+    if estimator is not None:
+        if given.get("estimator") is not None:
+            raise UserError(f"estimator={given['estimator']}: the callbacks have an estimator too; omit one of them")
+        if args.teacher is not None:
+            check_teacher(args.teacher, type(estimator).__name__)
+        given["estimator"] = args.estimator = estimator_name(estimator)
+    kind = encoder_kind(profile, model, revision)
+    schedule = dict(SCHEDULES[kind])
+    title = TITLES[kind]
+    if adapter:
+        schedule["learning_rate"] = LORA_RATE
+        title += " with an adapter"
+    choice = _Choice(args, given)
+    choice.defaults(schedule | METHODS[kind])
+    _choose_teacher(choice, kind, profile.teacher, estimator)
+    _adapt(choice, kind, estimator)
+    shown = []
+    for name, origin in args.origins.items():
+        if origin == ENCODER and getattr(args, name) != getattr(type(args), name) and name != "dataloader_drop_last":
+            shown.append(f"{name}={getattr(args, name)}")
+    if shown:
+        print_on_main(f"Defaults for {title}: {', '.join(shown)}")
+    for line in choice.lines:
+        print_on_main(line)
+    if kind == "search" and not adapter and args.origins["learning_rate"] == ENCODER:
+        _advise_rate(args)
+
+
+def _advise_rate(args: SoftInfoNCETrainingArguments) -> None:
+    """Prints a line if the default rate of search encoders is probably too low for the size of the batches."""
+    pairs = args.per_device_train_batch_size * args.world_size
+    if pairs >= LARGE_BATCH:
         print_on_main(
-            f"This encoder learns from its teacher by default: {options}. Set estimator=none to turn this off."
+            f"learning_rate={args.learning_rate:g} was chosen in batches of 32. In batches of {LARGE_BATCH}, the MRR "
+            f"of MiniLM on valid still rose at 1.8e-4, so try a higher rate with your {pairs} pairs per batch"
         )
-    elif trains and (profile.name == "static" or model is None):
-        chooses_teacher = estimator is not None or not given.isdisjoint(("estimator", "estimator_model", "teacher"))
-        if profile.teacher and chosen and not chooses_teacher:
-            values = vars(data_args) | vars(args)
-            options = ", ".join(f"{name}={values[name]}" for name in sorted(chosen))
-            print_on_main(
-                f"This encoder trains without its teacher, because of {options}; to use the teacher anyway, set "
-                f"teacher={profile.teacher}"
-            )
-        kind = "An encoder from scratch"
-        options = {"learning_rate": SCRATCH_RATE}
-        if profile.name == "static":
-            kind = "A static encoder"
-            options = STATIC
-        if model and published_name(model) == BASE:
-            kind = "The encoder `base`"
-            options = OF_BASE
-        if changed := _set_options(options, (args,), given):
-            print_on_main(f"{kind} gets {changed} by default.")
-    elif suits and args.per_device_train_batch_size * args.world_size >= 2 * args.group_size:
-        options = _set_options(read_recipe(RECIPES / RECIPE), (data_args, args), given)
-        print_on_main(f"This encoder gets hard batches by default: {options}. Set estimator=none to turn this off.")
-    if args.teacher is not None:
-        if "estimator" in given and data_args.estimator != "trained_model":
-            estimator = data_args.estimator
-        elif "estimator_model" in given and data_args.estimator_model != args.teacher:
-            estimator = data_args.estimator_model
-        _set_options(teacher_settings(args.teacher, estimator), (data_args, args), given)
 
 
-def teacher_settings(teacher: str, estimator: str | None = None) -> dict[str, object]:
-    """Returns the four settings that a teacher stands for.
+def _given(args: SoftInfoNCETrainingArguments) -> dict[str, object]:
+    """Returns the options that the user set: in the constructor, or later to another value than the default."""
+    given = {name: getattr(args, name) for name in args.named if hasattr(args, name)} | changed_options(args)
+    for name in ("warmup_steps", "dataloader_drop_last"):  # options of `transformers`
+        if getattr(args, name) != getattr(type(args), name):
+            given[name] = getattr(args, name)
+    return given
+
+
+class _Choice:
+    """Sets options that the user has not set, and keeps the origin of each value and a line for each consequence."""
+
+    def __init__(self, args: SoftInfoNCETrainingArguments, given: Mapping[str, object]):
+        self.args = args
+        self.given = given
+        self.lines: list[str] = []
+        for name in given:
+            args.origins[name] = "recipe" if name in args.of_recipe else "you"
+
+    def defaults(self, values: Mapping[str, object]) -> None:
+        """Sets the encoder's defaults, except for options that the user set."""
+        for name, value in values.items():
+            if name not in self.given:
+                setattr(self.args, name, value)
+                self.args.origins[name] = ENCODER
+
+    def follow(self, cause: str, why: str, values: Mapping[str, object], loss: str | None = None) -> None:
+        """Replaces defaults that cannot work beside the option `cause`, and adds a line with the changes.
+
+        Args:
+            why: the reason for the changes, such as "it uses no weights".
+            loss: the loss that `loss=None` now stands for, if it changes.
+        """
+        changed = []
+        for name, value in values.items():
+            decided = self.args.origins.get(name, ENCODER) != ENCODER
+            if not decided and getattr(self.args, name) != value:
+                setattr(self.args, name, value)
+                self.args.origins[name] = f"you, by {cause}"
+                if value is not None:
+                    changed.append(f"{name}={value}")
+        if loss is not None and self.args.loss is None:
+            changed.append(f"loss={loss}")
+        if changed:
+            self.lines.append(f"{cause}={getattr(self.args, cause)}: {why}, so {', '.join(changed)}")
+
+
+def _choose_teacher(choice: _Choice, kind: str, stored: str | None, estimator) -> None:
+    """Sets the options that a teacher stands for: the user's teacher, or the one in a distilled encoder's profile.
+
+    Raises:
+        UserError: the user set a teacher and another estimator.
+    """
+    args = choice.args
+    given = choice.given
+    if given.get("teacher") is not None:
+        check_teacher(args.teacher, given.get("estimator"), given.get("estimator_model"))
+        settings = teacher_settings(args.teacher)
+        if "loss" not in given:
+            settings["weighting"] = "linear"  # InfoNCE has no weights
+        choice.follow("teacher", "it stands for other options", settings)
+    elif kind == "distilled":
+        choice.defaults({"teacher": stored} | teacher_settings(stored))
+        if given.get("estimator_model") is not None:
+            choice.follow("estimator_model", f"it replaces the teacher {stored}", {"teacher": args.estimator_model})
+        if estimator is not None or given.get("estimator", "trained_model") != "trained_model":
+            why = f"it replaces the teacher; teacher={stored} keeps it"
+            without = {"teacher": None, "estimator_model": None, "loss": None, "distill_weight": 0.0}
+            choice.follow("estimator", why, without)
+
+
+def _adapt(choice: _Choice, kind: str, estimator) -> None:
+    """Replaces defaults of a kind of encoder that cannot work beside the user's options."""
+    args = choice.args
+    default_loss = "info_nce" if kind in ("base", "distilled") else "soft_info_nce"
+    if args.estimator in (None, "none"):
+        without = {"train_sampling_strategy": "random", "weighting": "linear"}
+        loss = None if default_loss == "info_nce" else "info_nce"
+        choice.follow("estimator", "nothing finds similar rows or weighs negatives", without, loss)
+        return
+    if default_loss == "info_nce":
+        choice.follow("estimator", "its similarities become weights", {}, "soft_info_nce")
+    finds, compares = _abilities(estimator or args.estimator, args.bm25_document_column)
+    if not finds:
+        choice.follow("estimator", "it cannot find similar rows", {"train_sampling_strategy": "random"})
+    loss = args.loss or "soft_info_nce"
+    if not Criterion(loss=loss).uses_weights:
+        choice.follow("loss", "it uses no weights", {"weighting": "linear"})
+    elif not compares:
+        choice.follow("estimator", "it compares queries with queries", {"weighting": "linear"})
+    for name in OF_WEIGHTING:
+        for weighting in WEIGHTINGS:
+            reads = name in Criterion(loss=loss, weighting=weighting).reads
+            if choice.given.get(name) is not None and reads and (compares or weighting == "linear"):
+                choice.follow(name, f"only {weighting} weights use it", {"weighting": weighting})
+    if args.train_sampling_strategy != "similar":
+        return
+    pairs = args.per_device_train_batch_size * args.world_size
+    if 2 <= pairs < 2 * args.group_size:
+        why = f"too few for two groups of {args.group_size} similar rows"
+        choice.follow("per_device_train_batch_size", why, {"group_size": pairs // 2})
+
+
+def _abilities(estimator, document_column: str | None) -> tuple[bool, bool]:
+    """Returns whether an estimator finds similar rows, and whether it compares queries with functions.
 
     Args:
-        estimator: another estimator that is set, or None.
+        estimator: an estimator, a built-in name, or the user's `module:Class`.
+        document_column: the option `bm25_document_column`.
+    """
+    if isinstance(estimator, str) and ":" not in estimator:
+        return True, estimator not in COMPARE_QUERIES or (estimator == "bm25" and document_column is not None)
+    if isinstance(estimator, str):
+        estimator = import_reference("estimator", estimator)
+    return callable(getattr(estimator, "neighbours", None)), getattr(estimator, "compares_codes", True)
+
+
+def estimator_name(estimator) -> str:
+    """Returns the value of the option `estimator` for an estimator object: a built-in name, or `module:Class`."""
+    kind = type(estimator)
+    for name, reference in ESTIMATORS.items():
+        if reference == f"{kind.__module__.rpartition('.')[2]}:{kind.__qualname__}":
+            return name
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def check_teacher(teacher: str, estimator: str | None, estimator_model: str | None = None) -> None:
+    """Checks that no other estimator is set beside a teacher.
 
     Raises:
         UserError: another estimator is set.
     """
-    if estimator is not None:
-        raise UserError(f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {estimator}")
+    other = None
+    if estimator not in (None, "trained_model"):
+        other = estimator
+    elif estimator_model not in (None, teacher):
+        other = estimator_model
+    if other is not None:
+        raise UserError(f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {other}")
+
+
+def teacher_settings(teacher: str) -> dict[str, object]:
+    """Returns the four settings that a teacher stands for."""
     return {
         "estimator": "trained_model",
         "estimator_model": teacher,
@@ -136,22 +319,9 @@ def teacher_settings(teacher: str, estimator: str | None = None) -> dict[str, ob
     }
 
 
-def train_without_teacher(data_args: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
-    """Replaces the options of `recipes/distilled.yaml` with those of a static encoder without a teacher."""
-    args.teacher = None
-    args.loss = None
-    data_args.estimator = "bm25"
-    data_args.estimator_model = None
-    _set_options(STATIC | {"distill_weight": 0.0}, (args,), args.named)
-
-
-def _set_options(values: dict, targets: tuple, given: Set[str]) -> str:
-    """Sets a recipe's options, except those in `given`. Returns the changes to print: "cancel=ratio, floor=0"."""
-    changed = []
-    for name, value in values.items():
-        target = next((target for target in targets if hasattr(target, name)), None)
-        if target is not None and name not in given:
-            setattr(target, name, value)
-            if name != "dataloader_drop_last":  # says nothing to a newcomer, who reads this line first
-                changed.append(f"{name}={value}")
-    return ", ".join(changed)
+def train_without_teacher(args: SoftInfoNCETrainingArguments) -> None:
+    """Replaces the settings of a default teacher that cannot be loaded with those of another static encoder."""
+    settings = METHODS["static"] | {"teacher": None, "estimator_model": None, "loss": None, "distill_weight": 0.0}
+    for name, value in settings.items():
+        if args.origins[name] == ENCODER:
+            setattr(args, name, value)

@@ -32,7 +32,7 @@ PARTS = ("do_train", "do_eval", "do_predict")  # the parts of a run
 @documented
 @dataclass
 class DataArguments:
-    """Options for the rows to train and evaluate on, and the estimator that supplies the weights.
+    """Options for the rows to train and evaluate on.
 
     Args:
     OPTIONS
@@ -140,44 +140,6 @@ class DataArguments:
     )
     model_card: bool = output_option(True, "Write README.md, the model card, into the output folder.")
     examples: int = output_option(5, "Number of test queries to show at the end, with their top functions.", least=0)
-    estimator: str | None = option(
-        "bm25",
-        f"Estimator that supplies the weights: {', '.join(ESTIMATORS)}, or module:Class. initial_model is the encoder "
-        "before training. For sentence-transformers encoders, the default is the estimator in recipe hard_batches.",
-        choices=tuple(ESTIMATORS),
-        own=True,
-        applies_if=conditions.ESTIMATOR,
-        refers_to="code",
-        group="weights",
-        common=True,
-    )
-    estimator_model: str | None = unset(
-        "Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION.",
-        group="weights",
-        refers_to="encoder",
-    )
-    estimator_cache_dir: str | None = not_in_results(
-        None,
-        "Folder for cached row embeddings, or none for no cache. Default: in the Hugging Face home.",
-        refers_to="place",
-    )
-    bm25_idf: str = option(
-        "okapi",
-        "Inverse document frequency of BM25: okapi, robertson or lucene.",
-        applies_if=conditions.BM25,
-        group="weights",
-    )
-    bm25_scope: str = option(
-        "batch",
-        "Where BM25's statistics come from: batch or corpus.",
-        applies_if=conditions.BM25,
-        group="weights",
-    )
-    bm25_document_column: str | None = unset(
-        "Column to score queries against, instead of other queries.",
-        applies_if=conditions.BM25,
-        group="weights",
-    )
 
     def __post_init__(self):
         check_values(self)
@@ -265,7 +227,8 @@ class LossOptions:
         "Constant in Eq. 4.", above=0, applies_if=loss_reads("beta", conditions.LINEAR)
     )
     temperature: float | None = weighing_default(
-        "Temperature of the softmax of similarities, or of positive_aware weights.",
+        "Temperature of the softmax of similarities, or of positive_aware weights. It belongs to the weights: the "
+        "scores in the loss have score_scale.",
         least=0,
         applies_if=loss_reads("temperature", conditions.SIMILARITIES),
     )
@@ -279,7 +242,8 @@ class LossOptions:
     weighting: str = weighing(
         "linear",
         "How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware compares "
-        "them with the positive; or your own function as module:name.",
+        "them with the positive; or your own function as module:name. Default: positive_aware for search encoders, "
+        "otherwise linear.",
         choices=tuple(WEIGHTINGS),
         own=True,
         refers_to="code",
@@ -386,7 +350,52 @@ class SoftInfoNCEOptions(LossOptions):
 
 
 @dataclass
-class TrainingOptions(SoftInfoNCEOptions):
+class EstimatorOptions:
+    """Options for the estimator, which supplies the weights and finds similar rows."""
+
+    estimator: str | None = option(
+        "bm25",
+        f"Estimator that supplies the weights and finds similar rows: {', '.join(ESTIMATORS)}, or module:Class. "
+        "initial_model is the encoder before training. Default: initial_model for search encoders, none for base, "
+        "the teacher of distilled ones, otherwise bm25.",
+        choices=tuple(ESTIMATORS),
+        own=True,
+        applies_if=conditions.ESTIMATOR,
+        refers_to="code",
+        group="weights",
+        common=True,
+    )
+    estimator_model: str | None = unset(
+        "Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION.",
+        group="weights",
+        refers_to="encoder",
+    )
+    estimator_cache_dir: str | None = not_in_results(
+        None,
+        "Folder for cached row embeddings, or none for no cache. Default: in the Hugging Face home.",
+        refers_to="place",
+    )
+    bm25_idf: str = option(
+        "okapi",
+        "Inverse document frequency of BM25: okapi, robertson or lucene.",
+        applies_if=conditions.BM25,
+        group="weights",
+    )
+    bm25_scope: str = option(
+        "batch",
+        "Where BM25's statistics come from: batch or corpus.",
+        applies_if=conditions.BM25,
+        group="weights",
+    )
+    bm25_document_column: str | None = unset(
+        "Column to score queries against, instead of other queries.",
+        applies_if=conditions.BM25,
+        group="weights",
+    )
+
+
+@dataclass
+class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     """The training options that `--help` or other commands need. Declaring them does not import `transformers`.
 
     `SoftInfoNCETrainingArguments` adds the options of `transformers`.
@@ -409,7 +418,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     per_device_train_batch_size: int = training_option(
         32,
-        "Batch size per process, in pairs. Default: 32; 128 if static; 512 for static encoders with a stored teacher.",
+        "Batch size per process, in pairs. Default: 32; 128 for base and if static; 512 for distilled encoders.",
         aliases=("batch_size",),
         least=1,
     )
@@ -439,8 +448,8 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     learning_rate: float = training_option(
         2e-5,
-        "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 for base and from "
-        "scratch; 1e-4 for adapters (LoRA).",
+        "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static or distilled; 1e-3 for "
+        "base and from scratch; 1e-4 for adapters (LoRA).",
         aliases=("lr",),
         least=0,
     )
@@ -453,7 +462,8 @@ class TrainingOptions(SoftInfoNCEOptions):
     train_sampling_strategy: str = option(
         "random",
         "How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice), "
-        "group_by_length, one_language, or similar (groups of rows that the estimator finds similar).",
+        "group_by_length, one_language, or similar (groups that the estimator finds). Default: similar for search "
+        "encoders, otherwise random.",
         choices=STRATEGIES,
         group="batches",
         common=True,

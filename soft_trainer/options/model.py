@@ -96,7 +96,9 @@ class ModelArguments:
     )
     data_flow_length: int | None = of_profile("Number of data-flow nodes after the code tokens (GraphCodeBERT).")
     score_function: str | None = of_profile(f"How two embeddings are scored: {', '.join(SCORE_FUNCTIONS)}.")
-    score_scale: float | None = of_profile("Factor for all scores; 20 is common with cosine.")
+    score_scale: float | None = of_profile(
+        "Factor for all scores in the loss. With cosine, 20 is common, which is a temperature of 0.05."
+    )
     query_columns: str | None = of_profile(
         "Columns that may contain the query, comma-separated. The first one that exists is read."
     )

@@ -38,8 +38,8 @@ def parse(
         options: the options of a recipe that has already been read. Ignored if the command line has `--config`.
 
     Returns:
-        One instance of each dataclass. Each instance has an attribute `given`, which maps every option that was set,
-        in any dataclass, to the first word of its value.
+        One instance of each dataclass. The attribute `named` of each has the names of all options that were set, in
+        any dataclass, and `of_recipe` the names of those that only the recipe set.
 
     Raises:
         SystemExit: `--help` or `--help_all` was printed.
@@ -63,6 +63,7 @@ def parse(
     options = _checked_recipe(options or {}, actions, place)
     if "lora_r" in _named_options(argv, actions) and "lora_r" not in options:
         options.pop("learning_rate", None)  # the recipe's rate is for training all weights
+    in_shell = _named_options(argv, actions)
     argv = [*as_argv(options), *argv]
     named = _named_options(argv, actions)
     with one_line_errors():
@@ -83,6 +84,7 @@ def parse(
         raise UserError(f"unexpected {word!r}: put the option's name before the value, as in --config quickstart")
     for instance in parsed:
         instance.named = named
+        instance.of_recipe = named - in_shell
         if isinstance(instance, TrainingOptions):
             instance.from_command_line = True
     return tuple(parsed[: len(dataclass_types)])

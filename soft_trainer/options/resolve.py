@@ -110,7 +110,7 @@ class Plan:
 
     def unread(self, args: TrainingArguments) -> list[str]:
         """Returns a warning for each training option that was set but has no effect."""
-        return unread_options([args], Values(self.criterion, self.options, self))
+        return unread_options([args], Values(self.criterion, self.options, self, args))
 
 
 def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:

@@ -76,18 +76,23 @@ def refuse_option_of_encoder(name: str) -> None:
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """The arguments of `transformers`, extended with options for the loss, the batches and the negatives.
 
-    Some defaults differ from the defaults of `transformers`: batches of 32, 10 epochs and a `learning_rate` of 2e-5.
-    The last incomplete batch is dropped, the best model is the model with the highest `mrr`, NaN losses appear in the
-    log, and DDP does not broadcast buffers. For some encoders, `options/defaults.py` chooses other defaults.
+    The encoder decides the default learning rate, epochs, warm-up and batch size, and the default weights and batches
+    (`options/defaults.py`). Some other defaults differ from the defaults of `transformers`: the last
+    incomplete batch is dropped, the best model is the model with the highest `mrr`, NaN losses appear in the log, and
+    DDP does not broadcast buffers.
 
     Args:
     OPTIONS
 
     Attributes:
         named: the names of the options that the caller set.
+        of_recipe: those of them that only a recipe set.
+        origins: after `apply_defaults`, who chose the value of an option: "encoder", "recipe" or "you".
     """
 
     named = frozenset()
+    of_recipe = frozenset()
+    origins = None
     __signature__ = _SignatureOfInit()
 
     logging_steps: float = _default("logging_steps", 50)

@@ -10,18 +10,19 @@ from soft_trainer.options.fields import TrainingOptions
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """The arguments of `transformers`, extended with options for the loss, the batches and the negatives.
 
-    Some defaults differ from the defaults of `transformers`: batches of 32, 10 epochs and a `learning_rate` of 2e-5.
-    The last incomplete batch is dropped, the best model is the model with the highest `mrr`, NaN losses appear in the
-    log, and DDP does not broadcast buffers. For some encoders, `options/defaults.py` chooses other defaults.
+    The encoder decides the default learning rate, epochs, warm-up and batch size, and the default weights and batches
+    (`options/defaults.py`). Some other defaults differ from the defaults of `transformers`: the last
+    incomplete batch is dropped, the best model is the model with the highest `mrr`, NaN losses appear in the log, and
+    DDP does not broadcast buffers.
 
     Args:
         output_dir: Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.
-        per_device_train_batch_size: Batch size per process, in pairs. Default: 32; 128 if static; 512 for static
-            encoders with a stored teacher. Values: 1 or more.
+        per_device_train_batch_size: Batch size per process, in pairs. Default: 32; 128 for base and if static; 512
+            for distilled encoders. Values: 1 or more.
         num_train_epochs: Passes over the training rows. Default: 10; 1 for search encoders; 5 for base. Values: above
             0.
-        learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 for
-            base and from scratch; 1e-4 for adapters (LoRA). Values: 0 or more.
+        learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static or
+            distilled; 1e-3 for base and from scratch; 1e-4 for adapters (LoRA). Values: 0 or more.
         bf16: Train and encode in bfloat16. Default: yes on a GPU, but not if static.
         disable_tqdm: Print lines instead of progress bars. Default: only without a terminal.
         per_device_eval_batch_size: Number of texts that each process encodes at once during evaluation. On a GPU,
@@ -30,20 +31,35 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         seed: Random seed for rows, batches, dropout and new weights. Values: 0 or more. Default: 42.
         use_cpu: Use the CPU even if there is a GPU. Default: False.
         train_sampling_strategy: How rows are grouped into batches: random, sequential, no_duplicates (no query or
-            function twice), group_by_length, one_language, or similar (groups of rows that the estimator finds
-            similar). Default: 'random'.
+            function twice), group_by_length, one_language, or similar (groups that the estimator finds). Default:
+            similar for search encoders, otherwise random.
+        estimator: Estimator that supplies the weights and finds similar rows: none, bm25, trained_model, simcse,
+            initial_model, or module:Class. initial_model is the encoder before training. Default: initial_model for
+            search encoders, none for base, the teacher of distilled ones, otherwise bm25. Applies only if the loss,
+            the batches or the negatives use an estimator.
+        estimator_model: Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION.
+        estimator_cache_dir: Folder for cached row embeddings, or none for no cache. Default: in the Hugging Face
+            home.
+        bm25_idf: Inverse document frequency of BM25: okapi, robertson or lucene. Default: 'okapi'. Applies only with
+            estimator=bm25.
+        bm25_scope: Where BM25's statistics come from: batch or corpus. Default: 'batch'. Applies only with
+            estimator=bm25.
+        bm25_document_column: Column to score queries against, instead of other queries. Applies only with
+            estimator=bm25.
         loss: soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
             Default: soft_info_nce with an estimator, otherwise info_nce.
         alpha: Weight of the similarity in Eq. 4. Default: the estimator's. Values: 0 or more. Applies only with
             loss=soft_info_nce and weighting=linear.
         beta: Constant in Eq. 4. Default: the estimator's. Values: above 0. Applies only with loss=soft_info_nce and
             weighting=linear.
-        temperature: Temperature of the softmax of similarities, or of positive_aware weights. Default: the
-            estimator's. Values: 0 or more. Applies only with a loss that uses similarities (all except info_nce).
+        temperature: Temperature of the softmax of similarities, or of positive_aware weights. It belongs to the
+            weights: the scores in the loss have score_scale. Default: the estimator's. Values: 0 or more. Applies
+            only with a loss that uses similarities (all except info_nce).
         floor: Smallest weight of a negative in Eq. 4. Values: from 0 to 1. Default: 0.1. Applies only with
             loss=soft_info_nce and weighting=linear.
         weighting: How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware
-            compares them with the positive; or your own function as module:name. Default: 'linear'.
+            compares them with the positive; or your own function as module:name. Default: positive_aware for search
+            encoders, otherwise linear.
         margin: positive_aware: a negative has weight 1 if it is less similar than the positive by at least this much.
             Default: the estimator's. Applies only with loss=soft_info_nce and weighting=positive_aware.
         distill_weight: Weight of an additional loss, the KL divergence between the estimator's scores and the
@@ -90,19 +106,21 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 
     Attributes:
         named: the names of the options that the caller set.
+        of_recipe: those of them that only a recipe set.
+        origins: after `apply_defaults`, who chose the value of an option: "encoder", "recipe" or "you".
     """
 
     named: frozenset[str]
     output_dir: str | None = None
     """Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR."""
     per_device_train_batch_size: int = 32
-    """Batch size per process, in pairs. Default: 32; 128 if static; 512 for static encoders with a stored teacher.
-    Values: 1 or more."""
+    """Batch size per process, in pairs. Default: 32; 128 for base and if static; 512 for distilled encoders. Values: 1
+    or more."""
     num_train_epochs: float = 10.0
     """Passes over the training rows. Default: 10; 1 for search encoders; 5 for base. Values: above 0."""
     learning_rate: float = 2e-05
-    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 for base and from
-    scratch; 1e-4 for adapters (LoRA). Values: 0 or more."""
+    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static or distilled; 1e-3 for base
+    and from scratch; 1e-4 for adapters (LoRA). Values: 0 or more."""
     bf16: bool | None = None
     """Train and encode in bfloat16. Default: yes on a GPU, but not if static."""
     disable_tqdm: bool | None = None
@@ -118,7 +136,24 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Use the CPU even if there is a GPU. Default: False."""
     train_sampling_strategy: str = "random"
     """How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice),
-    group_by_length, one_language, or similar (groups of rows that the estimator finds similar). Default: 'random'."""
+    group_by_length, one_language, or similar (groups that the estimator finds). Default: similar for search encoders,
+    otherwise random."""
+    estimator: str | None = "bm25"
+    """Estimator that supplies the weights and finds similar rows: none, bm25, trained_model, simcse, initial_model, or
+    module:Class. initial_model is the encoder before training. Default: initial_model for search encoders, none for
+    base, the teacher of distilled ones, otherwise bm25. Applies only if the loss, the batches or the negatives use an
+    estimator."""
+    estimator_model: str | None = None
+    """Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION."""
+    estimator_cache_dir: str | None = None
+    """Folder for cached row embeddings, or none for no cache. Default: in the Hugging Face home."""
+    bm25_idf: str = "okapi"
+    """Inverse document frequency of BM25: okapi, robertson or lucene. Default: 'okapi'. Applies only with
+    estimator=bm25."""
+    bm25_scope: str = "batch"
+    """Where BM25's statistics come from: batch or corpus. Default: 'batch'. Applies only with estimator=bm25."""
+    bm25_document_column: str | None = None
+    """Column to score queries against, instead of other queries. Applies only with estimator=bm25."""
     loss: str | None = None
     """soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
     Default: soft_info_nce with an estimator, otherwise info_nce."""
@@ -129,14 +164,16 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Constant in Eq. 4. Default: the estimator's. Values: above 0. Applies only with loss=soft_info_nce and
     weighting=linear."""
     temperature: float | None = None
-    """Temperature of the softmax of similarities, or of positive_aware weights. Default: the estimator's. Values: 0 or
-    more. Applies only with a loss that uses similarities (all except info_nce)."""
+    """Temperature of the softmax of similarities, or of positive_aware weights. It belongs to the weights: the scores
+    in the loss have score_scale. Default: the estimator's. Values: 0 or more. Applies only with a loss that uses
+    similarities (all except info_nce)."""
     floor: float = 0.1
     """Smallest weight of a negative in Eq. 4. Values: from 0 to 1. Default: 0.1. Applies only with loss=soft_info_nce
     and weighting=linear."""
     weighting: str = "linear"
     """How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware compares them
-    with the positive; or your own function as module:name. Default: 'linear'."""
+    with the positive; or your own function as module:name. Default: positive_aware for search encoders, otherwise
+    linear."""
     margin: float | None = None
     """positive_aware: a negative has weight 1 if it is less similar than the positive by at least this much. Default:
     the estimator's. Applies only with loss=soft_info_nce and weighting=positive_aware."""

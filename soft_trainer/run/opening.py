@@ -70,7 +70,7 @@ def complete_options(
     pretrained = None if model_args.from_scratch else model_name(model_args)
     revision = model_args.model_revision
     adapter = model_args.lora_r is not None or bool(pretrained and saved_adapter(pretrained, revision))
-    apply_defaults(data_args, args, profile, pretrained, revision, adapter=adapter)
+    apply_defaults(args, profile, pretrained, revision, adapter=adapter, trains=args.do_train)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
     args.report = False  # the run measures by itself
 
@@ -78,7 +78,7 @@ def complete_options(
 def default_output_dir(model: ModelArguments, data: DataArguments, args: TrainingOptions) -> str:
     """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`, with the name of the rows if there is no language."""
     names = "-".join(data.languages) or data.rows_name.rsplit("/", 1)[-1]
-    estimator = data.estimator or "none"
+    estimator = args.estimator or "none"
     loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
     weights = f"{loss}-{estimator}".replace(":", ".")
     return f"outputs/{model_label(model)}-{names}-{weights}"

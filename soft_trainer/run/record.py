@@ -185,9 +185,9 @@ class Run(Measurements):
             named["teacher"] = public_name(trainer.encoder.teacher)
         estimator = {"name": "none"}
         if callback and trainer.plan.criterion.needs_similarity:
-            named_model = data.estimator_model and public_name(data.estimator_model)
-            estimator = {"name": data.estimator, "estimator_model": named_model}
-            for name, value in changed_options(data).items():
+            named_model = args.estimator_model and public_name(args.estimator_model)
+            estimator = {"name": args.estimator, "estimator_model": named_model}
+            for name, value in changed_options(args).items():
                 if name.startswith("bm25_"):
                     estimator[name] = value
         described = trainer.describe()

@@ -25,7 +25,7 @@ from soft_trainer.estimators.base import Estimator, Rows, as_array, codes_withou
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
-from soft_trainer.options.defaults import teacher_settings
+from soft_trainer.options.defaults import check_teacher, teacher_settings
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.option_spec import Values, effective_options
 from soft_trainer.options.resolve import check_codes, resolve_loss
@@ -109,7 +109,8 @@ class SoftInfoNCELoss(nn.Module):
         self.gather_across_devices = gather_across_devices
         teacher = options.get("teacher")
         if teacher is not None:
-            settings = teacher_settings(teacher, estimator and type(estimator).__name__)
+            check_teacher(teacher, estimator and type(estimator).__name__)
+            settings = teacher_settings(teacher)
             options = {name: settings[name] for name in OPTIONS if name in settings} | options
             estimator = TrainedModelEstimator(settings["estimator_model"])
         self.options = SoftInfoNCEOptions(**options)

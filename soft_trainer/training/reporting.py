@@ -23,6 +23,15 @@ from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
 
+# The options behind some rows of the table before training. Other rows have the name of their option.
+OPTION_OF = {
+    "pairs per batch and process": "per_device_train_batch_size",
+    "batches": "train_sampling_strategy",
+    "learning rate": "learning_rate",
+    "epochs": "num_train_epochs",
+    "steps": "max_steps",
+    "warm-up": "warmup_steps",
+}
 SPEED = ("_runtime", "_per_second", "_pool_size")  # suffixes of metrics that do not measure the model
 
 
@@ -46,7 +55,7 @@ def setup_table(
     negatives: int = 0,
     pairs: int | None = None,
 ) -> dict[str, object]:
-    """Returns the settings of batches, precision, adapter, learning rate and seed, keyed by label.
+    """Returns the settings of batches, precision, adapter, learning rate, epochs and seed, keyed by label.
 
     Args:
         why_padded: why forward passes are padded, or None if they are packed.
@@ -64,8 +73,7 @@ def setup_table(
     }
     if args.gradient_accumulation_steps > 1:
         setup["accumulated batches"] = args.gradient_accumulation_steps
-    if plan.train_sampling_strategy != "random":
-        setup["batches"] = plan.train_sampling_strategy
+    setup["batches"] = plan.train_sampling_strategy
     setup |= plan.effective_batches
     if negatives:
         setup["negatives_per_query"] = negatives
@@ -73,6 +81,11 @@ def setup_table(
     setup["forward passes"] = "packed" if why_padded is None else f"padded ({why_padded})"
     setup |= adapter_settings(model)
     setup["learning rate"] = args.learning_rate
+    if args.max_steps > 0:
+        setup["steps"] = args.max_steps
+    else:
+        setup["epochs"] = args.num_train_epochs
+    setup["warm-up"] = args.warmup_steps  # a part of all steps if it is below 1, otherwise the number of steps
     setup["seed"] = args.seed
     return setup
 
@@ -157,12 +170,15 @@ def measured_results(
     return results
 
 
-def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str) -> str:
+def banner(
+    loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str, origins: Mapping[str, str] | None
+) -> str:
     """Formats the training settings as a table to print before training.
 
     Args:
         loss, setup: the results of `loss_table` and `setup_table`.
         distributed_type: the kind of parallelism, such as `MULTI_GPU`.
+        origins: for each option, who chose its value (see `apply_defaults`), or None for plain `TrainingArguments`.
     """
     rows = {**loss, **setup}
     if setup["processes"] > 1:
@@ -172,7 +188,12 @@ def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_t
     for side, text in {"query": encoder.query_prefix, "code": encoder.code_prefix}.items():
         if text:
             rows[f"before every {side}"] = json.dumps(text) + note
-    return table(("training", ""), list(rows.items()))
+    if origins is None:
+        return table(("training", ""), list(rows.items()))
+    lines = []
+    for label, value in rows.items():
+        lines.append((label, value, origins.get(OPTION_OF.get(label, label))))
+    return table(("training", "", "chosen by"), lines)
 
 
 def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model: PreTrainedModel) -> list[str]:

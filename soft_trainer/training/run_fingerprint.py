@@ -45,7 +45,7 @@ from soft_trainer.fingerprints import (
     tokenizer_fingerprint,
 )
 from soft_trainer.hub.model_card import environment
-from soft_trainer.options.fields import DataArguments, LossOptions, TrainingOptions
+from soft_trainer.options.fields import DataArguments, EstimatorOptions, LossOptions, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import Reference, option_specs, references
 from soft_trainer.options.resolve import FALLING
@@ -76,6 +76,7 @@ MAY_DIFFER_ON_RESUME = MAY_DIFFER_IN_FOLDER.union(
     ("num_train_epochs", "max_steps", "do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS),
     option_specs(ModelArguments),
     option_specs(DataArguments),
+    option_specs(EstimatorOptions),
     option_specs(LossOptions),
 )
 

@@ -37,7 +37,7 @@ from soft_trainer.encoders.text_encoder import open_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.estimators.registry import choose_estimator
-from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.fields import EstimatorOptions
 
 TEXTS = ["read a file", "x"]
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -86,7 +86,7 @@ def test_a_model_with_code_trains_and_its_folder_has_the_code(remote, trainer_of
 
 
 def test_encoders_of_estimators_get_the_option_too_and_a_search_does_not(remote):
-    options = DataArguments(estimator="trained_model", estimator_model=str(remote), estimator_cache_dir="none")
+    options = EstimatorOptions(estimator="trained_model", estimator_model=str(remote), estimator_cache_dir="none")
     assert choose_estimator(options, trust_remote_code=True).load().model.config.hidden_size == 16
     with refused("trust_remote_code"):
         TrainedModelEstimator(str(remote)).load()

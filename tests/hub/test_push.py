@@ -150,8 +150,8 @@ def test_no_form_of_a_path_in_any_option_is_in_a_record(form, tmp_path, monkeypa
 def test_names_on_the_hub_stay_in_a_record(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows, new").mkdir()
-    data = DataArguments(data_dir="rows, new", eval_data_dir="lab/rows, ../x/set", estimator_model="ann/teacher@v1")
-    args = SoftInfoNCETrainingArguments(output_dir="out", use_cpu=True)
+    data = DataArguments(data_dir="rows, new", eval_data_dir="lab/rows, ../x/set")
+    args = SoftInfoNCETrainingArguments(output_dir="out", use_cpu=True, estimator_model="ann/teacher@v1")
     options = public_options(ModelArguments(model_name_or_path="microsoft/unixcoder-base"), data, args)
     assert options["model_name_or_path"] == "microsoft/unixcoder-base" and options["data_dir"] == "rows, new"
     assert options["eval_data_dir"] == "lab/rows,set" and options["estimator_model"] == "ann/teacher@v1"

@@ -4,7 +4,7 @@ import pytest
 
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.estimators.registry import choose_estimator
-from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.fields import DataArguments, EstimatorOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import Values, option_specs, unread_options
 from soft_trainer.options.resolve import resolve
@@ -24,13 +24,13 @@ TRAINING = [
     ("distill_temperature", 2.0, {}, {"distill_weight": 1.0}),
     ("group_size", 2, {}, {"strategy": "similar"}),
     ("negative_ratio", 0.5, {}, {"negatives_per_query": 1}),
-]
-COMMAND = [
     ("estimator", "initial_model", {"loss": "info_nce"}, {}),
-    ("estimator", "initial_model", {"loss": "info_nce"}, {"loss": "info_nce", "train_sampling_strategy": "similar"}),
+    ("estimator", "initial_model", {"loss": "info_nce"}, {"loss": "info_nce", "strategy": "similar"}),
     ("bm25_idf", "lucene", {"estimator": "simcse"}, {}),
     ("bm25_scope", "corpus", {"estimator": "none"}, {"estimator": "bm25"}),
     ("bm25_document_column", "code", {"estimator": "initial_model"}, {"estimator": "bm25"}),
+]
+COMMAND = [
     ("dataset_name", "ann/rows", {"data_dir": "rows"}, {}),
     ("query_column", "question", {}, {"data_dir": "rows"}),
     ("code_column", "answer", {}, {"data_dir": "rows"}),
@@ -73,7 +73,7 @@ def test_every_condition_is_tried_and_defaults_are_silent():
     kinds = (DataArguments, ModelArguments, SoftInfoNCETrainingArguments)
     names = {name for kind in kinds for name, declared in option_specs(kind).items() if declared.applies_if}
     assert {name for name, *_ in TRAINING + COMMAND} == names
-    assert training_lines() == command_lines() == command_lines(estimator="none", loss="info_nce") == []
+    assert training_lines() == command_lines() == training_lines(estimator="none", loss="info_nce") == []
 
 
 def test_a_training_says_so(trainer_of, capsys):
@@ -82,5 +82,5 @@ def test_a_training_says_so(trainer_of, capsys):
 
 
 def test_an_encoder_for_an_estimator_that_takes_none(capsys):
-    choose_estimator(DataArguments(estimator="bm25", estimator_model="a"))
+    choose_estimator(EstimatorOptions(estimator="bm25", estimator_model="a"))
     assert "warning: estimator_model=a has no effect" in capsys.readouterr().err

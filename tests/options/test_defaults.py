@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
+from own_losses import Plain
 from refusals import refused
 from trainings import losses_of
 from transformers import AutoModel, AutoTokenizer, TrainingArguments
@@ -24,15 +25,20 @@ from soft_trainer import (
 from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
-from soft_trainer.estimators.registry import choose_estimator, default_estimators, estimator_of_run
-from soft_trainer.options.defaults import apply_defaults, choose_precision
+from soft_trainer.estimators.registry import estimator_of_run
+from soft_trainer.options import defaults
+from soft_trainer.options.defaults import METHODS, SCHEDULES, apply_defaults, choose_precision
+from soft_trainer.options.fields import TrainingOptions
+from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
+from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.run.building import build_profile
 from soft_trainer.run.opening import complete_options
 from soft_trainer.training.preflight import warn_of_another_teacher
+from soft_trainer.training.reporting import banner
 
-CHOSEN = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
-CHOSEN |= {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}
+METHOD = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
+CHOSEN = METHOD | {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}
 
 
 @pytest.fixture
@@ -43,27 +49,25 @@ def options_after(tmp_path, encoder_dir):
         words = [*words, *(["--model_name_or_path", str(model)] if model else []), "--use_cpu", "true"]
         model_args, data_args, args = parse(OF_A_RUN, [*words, "--output_dir", str(tmp_path)])
         complete_options(model_args, data_args, args, build_profile(model_args))
-        return {name: getattr(data_args if hasattr(data_args, name) else args, name) for name in names}
+        return {name: getattr(args, name) for name in names}
 
     return choose
 
 
 def test_an_encoder_of_sentences_gets_hard_batches_and_a_line_says_so(options_after, capsys):
     assert options_after() == CHOSEN
-    assert "estimator=initial_model, train_sampling_strategy=similar" in capsys.readouterr().err
+    assert (
+        "Defaults for an encoder trained for search: learning_rate=6e-05, num_train_epochs=1, warmup_steps=0.1, "
+        "estimator=initial_model, train_sampling_strategy=similar, weighting=positive_aware\n"
+    ) in capsys.readouterr().err
 
 
 def test_what_is_given_stays(options_after):
     given = {"learning_rate": 1e-5, "num_train_epochs": 3}
     assert options_after("--learning_rate", "1e-5", "--num_train_epochs=3") == CHOSEN | given
     assert options_after("--learning-rate", "1e-5") == CHOSEN | {"learning_rate": 1e-5}
-    assert options_after("--gradient_cache_chunk_size", "8") == CHOSEN
+    assert options_after("--warmup_steps", "0") == CHOSEN | {"warmup_steps": 0}
     assert options_after("--distill_weight", "0.3") == CHOSEN
-
-
-@pytest.mark.parametrize("number", ["0", "1"])
-def test_hard_negatives_change_nothing_else_of_the_recipe(options_after, number):
-    assert options_after("--negatives_per_query", number) == CHOSEN
 
 
 @pytest.mark.parametrize(
@@ -92,15 +96,176 @@ def test_a_recipe_with_an_adapter_keeps_its_learning_rate(options_after, tmp_pat
     assert options_after("--config", str(tmp_path / "own.yaml"), "--lora_r", "8")["learning_rate"] == 2e-4
 
 
-# A batch of 8 cannot hold two groups of similar rows.
-OWN_CHOICE = {"estimator": "none", "alpha": "1.3", "train_sampling_strategy": "random"}
-OWN_CHOICE |= {"score_function": "dot", "per_device_train_batch_size": "8", "do_predict": "true"}
+@pytest.mark.parametrize("name", ["hard_batches", "distilled"])
+def test_the_defaults_are_those_of_the_recipe(name):
+    kind = {"hard_batches": "search", "distilled": "distilled"}[name]
+    expected = SCHEDULES[kind] | METHODS[kind]
+    for option, value in read_recipe(RECIPES / f"{name}.yaml").items():
+        if option in expected:
+            assert expected[option] == value, option
 
 
-@pytest.mark.parametrize("words", [("estimator", "bm25"), *OWN_CHOICE.items()])
-def test_whoever_chooses_gets_the_other_defaults(options_after, words):
-    chosen = options_after(f"--{words[0]}", words[1])
-    assert chosen["weighting"] == "linear" and chosen["learning_rate"] == 2e-5 and chosen["num_train_epochs"] == 10
+# ---- An option changes what it names ----
+
+# Values to try, for each option of the groups "weights" and "batches". A new option needs a line.
+OTHER_VALUES = {
+    "loss": ["info_nce", "soft_info_nce", "bce", "weighted_info_nce", "kl_regularization", "own_losses:info_nce"],
+    "alpha": [1.3],
+    "beta": [0.7],
+    "temperature": [0.3],
+    "floor": [0.2],
+    "weighting": ["linear", "positive_aware"],
+    "margin": [0.1],
+    "infonce_weight": [1.0],
+    "kl_weight": [0.5],
+    "cancel": ["top_k", "ratio"],
+    "cancel_k": [5],
+    "cancel_ratio": [0.7],
+    "teacher": ["TEACHER"],
+    "false_negatives": ["positives", "ignore"],
+    "group_size": [4],
+    "source_sampling": ["round_robin"],
+    "negatives_per_query": [0, 2],
+    "negative_ratio": [0.9],
+    "estimator": ["none", "bm25", "simcse", "trained_model", "initial_model", "own_losses:Plain"],
+    "estimator_model": ["TEACHER"],
+    "bm25_idf": ["lucene"],
+    "bm25_scope": ["corpus"],
+    "bm25_document_column": ["code_tokens"],
+    "train_sampling_strategy": ["random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar"],
+    # Options of the schedule change nothing else either.
+    "learning_rate": [3e-5],
+    "num_train_epochs": [2],
+    "warmup_steps": [0.2],
+    "per_device_train_batch_size": [8, 16, 64, 256],
+    "distill_weight": [0.0, 0.5],
+}
+GROUPS = {name for name, spec in option_specs(TrainingOptions).items() if spec.group in ("weights", "batches")}
+KINDS = ("search", "distilled", "base", "static", "scratch", "pretrained")
+
+
+def test_each_option_of_the_groups_has_other_values():
+    assert GROUPS <= OTHER_VALUES.keys()
+
+
+@pytest.fixture(scope="module")
+def profiles():
+    """Returns each kind of encoder as a profile and a name, without files."""
+    search = EncoderProfile(score_function="cosine")
+    static = EncoderProfile(name="static", score_function="cosine")
+    return {
+        "search": (search, "SEARCH"),
+        "distilled": (static.replace(teacher="STORED"), "STATIC"),
+        "base": (static, BASE),
+        "static": (static, "STATIC"),
+        "scratch": (search, None),
+        "pretrained": (EncoderProfile(), "PRETRAINED"),
+    }
+
+
+@pytest.fixture
+def resolved(profiles, monkeypatch, tmp_path, capsys):
+    """Returns a function that applies a kind's defaults, and returns the values of options and the printed lines."""
+    monkeypatch.setattr(defaults, "repository_file", lambda name, file, revision: name == "SEARCH" or None)
+
+    def resolve_options(kind: str, among_callbacks=None, **options) -> tuple[dict, list[str]]:
+        args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
+        profile, name = profiles[kind]
+        capsys.readouterr()
+        apply_defaults(args, profile, name, estimator=among_callbacks)
+        values = {option: getattr(args, option) for option in OTHER_VALUES}
+        without = args.estimator in (None, "none")
+        values["loss"] = args.loss or ("info_nce" if without else "soft_info_nce")
+        lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("Defaults for")]
+        return values, lines
+
+    return resolve_options
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("option", OTHER_VALUES)
+def test_an_option_changes_only_what_a_line_names(resolved, kind, option):
+    default, lines = resolved(kind)
+    assert lines == []
+    for value in OTHER_VALUES[option]:
+        values, lines = resolved(kind, **{option: value})
+        assert values[option] == value
+        for name in values.keys() - {option}:
+            unnamed = values[name] is None and option in ("estimator", "teacher")  # a teacher that was replaced
+            named = any(f"{name}={values[name]}" in line for line in lines)
+            assert values[name] == default[name] or named or unnamed, (value, name, lines)
+        for name in SCHEDULES["search"].keys() & values.keys() - {option}:
+            assert values[name] == default[name], (value, name)
+
+
+# (kind, options, estimator in the callbacks) -> what changes beside the options, all of it in a line
+CONSEQUENCES = [
+    ("search", {"alpha": 1.3}, None, {"weighting": "linear"}),
+    ("search", {"alpha": 1.3, "margin": 0.1}, None, {"weighting": "linear"}),
+    ("search", {"alpha": 1.3, "weighting": "positive_aware"}, None, {}),
+    ("search", {"loss": "info_nce"}, None, {"weighting": "linear"}),  # hard batches need no weights
+    ("search", {"loss": "info_nce", "distill_weight": 0.3}, None, {"weighting": "linear"}),
+    ("search", {"train_sampling_strategy": "no_duplicates"}, None, {}),
+    ("search", {"estimator": "bm25"}, None, {"weighting": "linear"}),
+    ("search", {"estimator": "bm25", "bm25_document_column": "code_tokens"}, None, {}),
+    ("search", {}, BM25Estimator(), {"weighting": "linear"}),
+    ("search", {}, Plain(), {"train_sampling_strategy": "random"}),
+    (
+        "search",
+        {"estimator": "none"},
+        None,
+        {"train_sampling_strategy": "random", "weighting": "linear", "loss": "info_nce"},
+    ),
+    ("search", {"per_device_train_batch_size": 8}, None, {"group_size": 4}),
+    ("search", {"per_device_train_batch_size": 8, "group_size": 8}, None, {}),
+    ("search", {"teacher": "T"}, None, {"weighting": "linear", "estimator": "trained_model", "distill_weight": 0.3}),
+    ("pretrained", {"estimator": "initial_model", "margin": 0.1}, None, {"weighting": "positive_aware"}),
+    ("pretrained", {"margin": 0.1}, None, {}),  # BM25 cannot give such weights; a warning says so
+    ("base", {"estimator": "bm25"}, None, {"loss": "soft_info_nce"}),
+    ("base", {}, BM25Estimator(), {"loss": "soft_info_nce"}),
+    ("base", {"alpha": 1.3}, None, {}),
+    ("distilled", {"loss": "bce"}, None, {}),
+    ("distilled", {"estimator": "none"}, None, {"distill_weight": 0.0}),
+    ("distilled", {"estimator": "bm25"}, None, {"distill_weight": 0.0, "loss": "soft_info_nce"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "estimator", "changes"), CONSEQUENCES)
+def test_a_default_that_cannot_work_is_replaced_and_a_line_names_it(resolved, kind, options, estimator, changes):
+    default, _ = resolved(kind)
+    values, lines = resolved(kind, estimator, **options)
+    changed = {name: value for name, value in values.items() if value != default[name] and name not in options}
+    if estimator is not None:
+        del changed["estimator"]
+    assert changes.items() <= changed.items()
+    assert changed.keys() - changes.keys() <= {"teacher", "estimator_model", "loss"}
+    for name, value in changes.items():
+        assert any(f"{name}={value}" in line for line in lines), lines
+    if not changes:
+        assert lines == []
+
+
+def test_a_large_batch_gets_a_line_about_the_rate(resolved):
+    assert "try a higher rate with your 256 pairs" in resolved("search", per_device_train_batch_size=256)[1][0]
+    assert resolved("search", per_device_train_batch_size=256, learning_rate=1e-4)[1] == []
+    assert resolved("static", per_device_train_batch_size=256)[1] == []
+
+
+def test_the_table_says_who_chose(trainer_of, encoder_dir, capsys, tmp_path):
+    (tmp_path / "own.yaml").write_text("num_train_epochs: 3\nalpha: 1.2\n")
+    words = ["--config", str(tmp_path / "own.yaml"), "--warmup_steps", "0.2", "--output_dir", str(tmp_path / "out")]
+    model_args, data_args, args = parse(OF_A_RUN, [*words, "--model", str(encoder_dir), "--use_cpu", "true"])
+    complete_options(model_args, data_args, args, build_profile(model_args))
+    args.max_steps = 1
+    setup = {"processes": 1, "learning rate": 6e-5, "epochs": 3, "warm-up": 0.2, "batches": "similar"}
+    table = banner({"alpha": 1.2, "weighting": "linear"}, setup, EncoderProfile(), "NO", args.origins)
+    found = {}
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        found[cells[1]] = cells[3]
+    expected = {"learning rate": "encoder", "epochs": "recipe", "warm-up": "you", "batches": "encoder"}
+    expected |= {"alpha": "recipe", "weighting": "you, by alpha"}
+    assert {label: found[label] for label in expected} == expected
 
 
 def test_other_encoders_keep_theirs(options_after, encoder_dir, tmp_path):
@@ -109,6 +274,12 @@ def test_other_encoders_keep_theirs(options_after, encoder_dir, tmp_path):
         (tmp_path / "plain" / file).parent.mkdir(exist_ok=True)
         (tmp_path / "plain" / file).write_bytes((encoder_dir / file).read_bytes())
     assert options_after(model=tmp_path / "plain")["estimator"] == "bm25"  # not saved for sentence-transformers
+    assert options_after("--score_function", "dot")["estimator"] == "bm25"
+
+
+def test_a_run_that_only_evaluates_chooses_nothing(options_after, capsys):
+    assert options_after("--do_predict", "true")["learning_rate"] == 2e-5
+    assert capsys.readouterr().err == ""
 
 
 DISTILLED = {"estimator": "trained_model", "loss": "info_nce", "distill_weight": 0.3}
@@ -130,15 +301,12 @@ def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_
     expected = DISTILLED | {"estimator_model": str(teacher), "train_sampling_strategy": "random"}
     assert options_after(model=static, names=expected) == expected
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("This encoder learns from its teacher by default: ")
-    assert f"teacher={teacher}" in line and line.endswith("to turn this off.")
+    assert line.startswith("Defaults for an encoder with a stored teacher: ") and f"teacher={teacher}" in line
     given = {"distill_weight": 1.0, "num_train_epochs": 2}
     words = ("--distill_weight", "1.0", "--epochs", "2")
     assert options_after(*words, model=static, names=expected) == expected | given
-    assert options_after("--distill_weight", "0", model=static)["estimator"] == "bm25"
-    assert "without its teacher, because of distill_weight=0.0" in capsys.readouterr().err
-    own_choice = options_after("--estimator", "none", model=static)
-    assert (own_choice["learning_rate"], own_choice["num_train_epochs"]) == (3e-3, 10)
+    without = DISTILLED | {"estimator": "none", "loss": None, "distill_weight": 0.0}
+    assert options_after("--estimator", "none", model=static, names=DISTILLED) == without
 
 
 def test_an_encoder_whose_teacher_is_gone_trains_like_one_without_and_a_line_says_so(static, teacher, dataset, capsys):
@@ -146,53 +314,29 @@ def test_an_encoder_whose_teacher_is_gone_trains_like_one_without_and_a_line_say
     options = {"output_dir": "out", "use_cpu": True, "report_to": "none"}
     model_args, data_args, shell = parse(OF_A_RUN, as_argv(options | {"model": str(static), "do_train": True}))
     profile = build_profile(model_args)
-    apply_defaults(data_args, shell, profile, str(static))
-    estimator = estimator_of_run(data_args, shell, profile)
-    assert "trains without its teacher, which cannot be loaded" in capsys.readouterr().err
+    apply_defaults(shell, profile, str(static))
+    estimator = estimator_of_run(shell, profile)
+    assert "This encoder trains with bm25, without its teacher, which cannot be loaded" in capsys.readouterr().err
     trainer = SoftInfoNCETrainer(str(static), SoftInfoNCETrainingArguments(**options), dataset)
-    assert "trains without its teacher, which cannot be loaded" in capsys.readouterr().err
+    assert "without its teacher, which cannot be loaded" in capsys.readouterr().err
     assert isinstance(estimator, BM25Estimator) and isinstance(trainer.estimator, BM25Estimator)
     for args in (shell, trainer.args):
         assert (args.teacher, args.loss, args.distill_weight) == (None, None, 0)
-        assert (args.learning_rate, args.per_device_train_batch_size) == (3e-3, 128)
+        assert (args.learning_rate, args.per_device_train_batch_size) == (3e-3, 512)  # of the encoder alone
     assert trainer.encoder.teacher == str(teacher)  # it does not forget
 
 
 def test_a_teacher_that_was_named_must_be_there(tmp_path):
-    _, data_args, args = parse(OF_A_RUN, as_argv({"teacher": str(tmp_path / "gone"), "use_cpu": True}))
-    apply_defaults(data_args, args, EncoderProfile(), None)
+    _, _, args = parse(OF_A_RUN, as_argv({"teacher": str(tmp_path / "gone"), "use_cpu": True}))
+    apply_defaults(args, EncoderProfile(), None)
     with refused("gone"):
-        estimator_of_run(data_args, args, EncoderProfile())
+        estimator_of_run(args, EncoderProfile())
 
 
 @pytest.mark.parametrize("identity, warned", [("now", True), ("then", False), (None, False)])
 def test_a_teacher_that_has_changed_is_named(identity, warned, capsys):
     warn_of_another_teacher(EncoderProfile(teacher="a", teacher_identity="then"), "a", identity)
     assert ("teacher=a: has changed since this encoder was distilled from it" in capsys.readouterr().err) == warned
-
-
-def test_a_line_says_that_an_option_turns_the_teacher_off(options_after, static, teacher, capsys):
-    turned_off = "trains without its teacher, because of false_negatives=positives; "
-    assert options_after("--false_negatives", "positives", model=static)["estimator"] == "bm25"
-    assert turned_off in capsys.readouterr().err
-    options_after("--false_negatives", "positives", "--estimator", "none", model=static)
-    assert "trains without" not in capsys.readouterr().err
-
-
-def test_base_gets_a_rate_and_epochs_of_its_own(options_after, capsys):
-    names = ("learning_rate", "num_train_epochs", "per_device_train_batch_size")
-    assert list(options_after(model=BASE, names=names).values()) == [1e-3, 5, 128]
-    said = capsys.readouterr().err
-    assert "The encoder `base` gets learning_rate=0.001, " in said and "drop_last" not in said
-    assert options_after("--lr", "3e-3", "--epochs", "2", model=BASE, names=names)["learning_rate"] == 3e-3
-
-
-def test_an_encoder_from_scratch_gets_a_rate_that_moves_it(options_after, capsys):
-    scratch = ("--from_scratch", "32x1")
-    assert options_after(*scratch, model=None)["learning_rate"] == 1e-3
-    assert "An encoder from scratch gets learning_rate=0.001 by default." in capsys.readouterr().err
-    assert options_after(*scratch, "--lr", "1e-4", model=None)["learning_rate"] == 1e-4
-    assert options_after("--from_scratch", "32x0", model=None)["learning_rate"] == 3e-3
 
 
 @pytest.fixture
@@ -202,35 +346,27 @@ def encoders(encoder_dir, static, teacher, tmp_path):
     folders["plain"] = shutil.copytree(encoder_dir, tmp_path / "plain")
     (folders["plain"] / "modules.json").unlink()
     folders["static"] = shutil.copytree(static, tmp_path / "without_teacher")
-    resolve_profile(folders["static"]).replace(teacher=None, teacher_identity=None).save(folders["static"])
+    resolve_profile(folders["static"]).replace(teacher="", teacher_identity="").save(folders["static"])
     return folders
 
 
-RATES = {
-    ("plain", None, None): 2e-5,
-    ("plain", "info_nce", None): 2e-5,
-    ("plain", None, "bm25"): 2e-5,
-    ("search", None, None): 6e-5,
-    ("search", "info_nce", None): 2e-5,
-    ("search", None, "bm25"): 2e-5,
-    ("static", None, None): 3e-3,
-    ("static", "info_nce", None): 3e-3,
-    ("static", None, "bm25"): 3e-3,
-    ("base", None, None): 1e-3,
-    ("base", "info_nce", None): 1e-3,
-    ("base", None, "bm25"): 1e-3,
-    ("distilled", None, None): 3e-3,
-    ("distilled", "info_nce", None): 3e-3,
-    ("distilled", "info_nce", "bm25"): 3e-3,
-    ("from scratch", None, None): 1e-3,
-    ("from scratch", "info_nce", None): 1e-3,
-    ("from scratch", None, "bm25"): 1e-3,
+# The rate, epochs, warm-up and batch of each kind, whatever the loss and the estimator.
+EXPECTED = {
+    "search": (6e-5, 1, 0.1, 32),
+    "distilled": (3e-3, 10, 0, 512),
+    "base": (1e-3, 5, 0, 128),
+    "static": (3e-3, 10, 0, 128),
+    "from scratch": (1e-3, 10, 0, 32),
+    "plain": (2e-5, 10, 0, 32),
 }
 
 
 @pytest.mark.parametrize("caller", ["shell", "python"])
-@pytest.mark.parametrize("kind, loss, estimator", RATES)
-def test_the_learning_rate(encoders, kind, loss, estimator, caller, model, tokenizer, profile, tmp_path):
+@pytest.mark.parametrize("loss, estimator", [(None, None), ("info_nce", None), (None, "bm25")])
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_the_schedule_is_a_function_of_the_encoder(
+    encoders, kind, loss, estimator, caller, model, tokenizer, profile, dataset, tmp_path
+):
     folder = encoders[kind]
     options = {} if loss is None else {"loss": loss}
     if caller == "shell":
@@ -238,14 +374,25 @@ def test_the_learning_rate(encoders, kind, loss, estimator, caller, model, token
         chosen |= {"from_scratch": "32x1"} if folder is None else {"model_name_or_path": str(folder)}
         words = as_argv(chosen | {"use_cpu": True, "output_dir": str(tmp_path)})
         model_args, data_args, args = parse(OF_A_RUN, words)
-        apply_defaults(data_args, args, build_profile(model_args), model_args.model_name_or_path)
+        complete_options(model_args, data_args, args, build_profile(model_args))
     else:
         args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
-        if folder is not None:
-            encoder = load_encoder(folder, device="cpu")
-            model, profile = encoder.model, encoder.profile
-        default_estimators(args, profile, model, None if estimator is None else BM25Estimator())
-    assert args.learning_rate == RATES[kind, loss, estimator]
+        args.dataloader_drop_last = False
+        rows = {"train_dataset": dataset, "callbacks": [] if estimator is None else [BM25Estimator()]}
+        if folder is None:
+            rows |= {"model": model, "processing_class": tokenizer, "encoder": profile}
+        else:
+            rows["model"] = str(folder)
+        args = SoftInfoNCETrainer(args=args, **rows).args
+    found = (args.learning_rate, args.num_train_epochs, args.warmup_steps, args.per_device_train_batch_size)
+    assert found == EXPECTED[kind]
+
+
+def test_base_trains_without_an_estimator_in_python_as_in_the_shell(options_after, dataset, tmp_path):
+    assert options_after(model=BASE, names=["estimator"]) == {"estimator": "none"}
+    args = SoftInfoNCETrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none")
+    trainer = SoftInfoNCETrainer(BASE, args, dataset)
+    assert trainer.estimator is None and trainer.criterion.loss == "info_nce"
 
 
 # ---- A teacher by name ----
@@ -261,11 +408,12 @@ def test_the_learning_rate(encoders, kind, loss, estimator, caller, model, token
 )
 def test_a_teacher_stands_for_four_options(options_after, encoder_dir, teacher, given, expected, tmp_path):
     words = as_argv(given | {"teacher": str(teacher), "estimator": "trained_model"})
-    expected = expected | {"estimator": "trained_model", "estimator_model": str(teacher), "learning_rate": 2e-5}
+    expected = expected | {"estimator": "trained_model", "estimator_model": str(teacher), "learning_rate": 6e-5}
     assert options_after(*words, names=expected) == expected
     args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, teacher=str(teacher), **given)
-    encoder = load_encoder(encoder_dir, device="cpu")
-    [estimator] = default_estimators(args, encoder.profile, encoder.model)
+    profile = resolve_profile(encoder_dir)
+    apply_defaults(args, profile, str(encoder_dir))
+    estimator = estimator_of_run(args, profile)
     assert isinstance(estimator, TrainedModelEstimator) and estimator.model_name_or_path == str(teacher)
     assert (args.loss, args.distill_weight) == (expected["loss"], expected["distill_weight"])
 
@@ -345,15 +493,15 @@ def test_the_shell_python_and_a_recipe_make_the_same_plan(encoder_dir, kind, opt
 
     def parsed(words):
         model_args, data_args, args = parse(OF_A_RUN, [*words, *as_argv(fixed)])
-        apply_defaults(data_args, args, build_profile(model_args), model_args.model_name_or_path)
-        return trained(args, [choose_estimator(data_args, profile.query_columns)])
+        complete_options(model_args, data_args, args, build_profile(model_args))
+        return trained(args, [estimator_of_run(args, profile)])
 
     python = trained(SoftInfoNCETrainingArguments(**options, **fixed))
     assert python == trained(SoftInfoNCETrainingArguments(**options, **fixed, do_eval=True))
     words = as_argv(options | {"model": str(folder), "score_function": "cosine"})
     assert python == parsed(words) == parsed(["--config", str(tmp_path / "recipe.yaml")])
     assert (python[0].train_sampling_strategy == "similar") == (
-        kind == "sentences" and "loss" not in options and "train_sampling_strategy" not in options
+        kind == "sentences" and "train_sampling_strategy" not in options
     )
     plain = trained(TrainingArguments(**fixed))
     assert plain[0].criterion.loss == "info_nce" and plain[2:] == (5e-5, 3)
