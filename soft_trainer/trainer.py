@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import signal
 import time
 from collections.abc import Mapping
 
@@ -55,7 +56,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
 from soft_trainer.training import checkpoints, interruption, preflight, reporting
 from soft_trainer.training.batches import Batch, TrainBatches
-from soft_trainer.training.checkpoints import MARKER, last_checkpoint
+from soft_trainer.training.checkpoints import last_checkpoint
 from soft_trainer.training.collator import ChunkCost, PairCollator, Side
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
@@ -74,6 +75,8 @@ from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
 from soft_trainer.training.targets import TargetMaker
 
+# The logged number of known positives among a batch's other functions, by what `false_negatives` does with them.
+FALSE_NEGATIVES = {"mask": "false_negatives_masked", "positives": "extra_positives"}
 LOSS_BLOCK = 256  # with gradient caching, the scores of at least this many queries are computed at a time
 
 
@@ -169,7 +172,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         prepare_tokenizer(processing_class, self.encoder)
         self._collates = data_collator is None
         self._rows: PreparedRows | None = None
-        self._false_negatives_masked = 0
+        self._false_negatives = 0  # of this process
         self._new_tokens = 0  # of this process, since the last log
         self._guard: FiniteGuard | None = None
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
@@ -196,7 +199,10 @@ class SoftInfoNCETrainer(SavingTrainer):
             return
         else:
             self.add_callback(QuietBar)
-        self.add_callback(ProgressLines(lambda: self._guard.mean_loss()))
+        if self.args.world_size == 1:
+            self.add_callback(ProgressLines(lambda: self._guard.mean_loss()))
+        else:
+            self.add_callback(ProgressLines())  # the guard knows only this process's losses
 
     def _bind_estimator(self) -> None:
         """Passes the encoder to the estimator, whose default settings may depend on the encoder."""
@@ -220,6 +226,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         Raises:
             UserError: the settings are incompatible.
         """
+        if not self.args.auto_find_batch_size:  # otherwise, `Trainer` may have found a smaller one
+            self._train_batch_size = self.args.train_batch_size
         if self._settings() != self._resolved:
             self.plan = resolve(self.args, self.estimator, self._train_batch_size)
             self._use_plan()
@@ -368,7 +376,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
         """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""
-        self._false_negatives_masked += inputs.false_negatives
+        self._false_negatives += inputs.false_negatives
         chunk_size = self.plan.options.gradient_cache_chunk_size
         with interruption.explaining_out_of_memory(self.args, chunk_size, len(inputs.rows), inputs.own_codes):
             if chunk_size is None:
@@ -474,14 +482,15 @@ class SoftInfoNCETrainer(SavingTrainer):
             self._new_tokens = 0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs metrics. With a training loss, also logs statistics of weights, masked negatives and fp16 overflows."""
+        """Logs metrics. With a training loss, also logs statistics of weights, false negatives and fp16 overflows."""
         if "loss" in logs or "train_loss" in logs:  # every process logs these
             self._add_new_tokens()
         if "loss" in logs:
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
             if self.plan.masks_false_negatives:
-                logs["false_negatives_masked"] = self._false_negatives_masked
+                name = FALSE_NEGATIVES[self.plan.options.false_negatives]
+                logs[name] = sum(distributed.gather_numbers(self._false_negatives))
             if self._overflows is not None:
                 logs["fp16_overflows"] = self._overflows.count
         if "train_loss" in logs:  # `Trainer` averages only over the steps since a checkpoint was loaded
@@ -502,7 +511,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             UserError: the settings and the data are incompatible, or the checkpoint is from another run.
             NotFiniteError: the loss became NaN or infinite.
             SystemExit: SIGTERM stopped training after a checkpoint was saved. The code is 143.
-            KeyboardInterrupt: Ctrl-C stopped training. The message says what was saved and how to continue.
+            KeyboardInterrupt: Ctrl-C stopped training, after a checkpoint was saved, or at once if it was pressed
+                twice. The message says how to continue.
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
         if resume_from_checkpoint is None and not getattr(self.args, "from_command_line", False):
@@ -510,8 +520,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         if self._checkpoint:
             print_on_main(f"Resuming from {self._checkpoint}")
-        self.termination = interruption.SaveOnTermination()
-        self.add_callback(self.termination)
+        self.stopping = interruption.Stopping()
+        self.add_callback(self.stopping)
         try:
             with (
                 interruption.explaining_interruption(self.args, lambda: self.state.global_step),
@@ -519,22 +529,27 @@ class SoftInfoNCETrainer(SavingTrainer):
             ):
                 output = super().train(self._checkpoint, *args, **kwargs)
         finally:
-            self.remove_callback(self.termination)
-            self.termination.restore()
-        if distributed.any_process(self.termination.terminated):
+            self.remove_callback(self.stopping)
+            self.stopping.restore()
+        if self.stopping.signal:
             self._stop()
+        if self.args.should_save:
+            checkpoints.remove_rolling(self.args.output_dir)
         if self.report is not None:
             self.report.measure("trained", lexical=True)
             print_on_main(f"\n{self.report.table()}\n")
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _stop(self) -> None:
-        """After SIGTERM, saves a checkpoint of the last step if needed, then exits with code 143."""
+        """After Ctrl-C or SIGTERM, saves a checkpoint of the last step if needed, then raises the exception."""
         step = self.state.global_step
-        if not (self._checkpoint_folder(self.args.output_dir) / MARKER).is_file():  # the signal came after that step
+        if self.stopping.saved_step != step:  # the signal came after that step
             self._tr_loss = torch.zeros_like(self._tr_loss)  # training has added it to the total already
-            self._save_checkpoint(self.model_wrapped, None)
-        print_on_main(f"stopped by SIGTERM at step {step}: {interruption.how_to_continue(self.args, step)}")
+            self.save_rolling_checkpoint()
+        remedy = interruption.how_to_continue(self.args, step)
+        if self.stopping.signal == signal.SIGINT:
+            raise KeyboardInterrupt(f"interrupted at step {step}: {remedy}")
+        print_on_main(f"stopped by SIGTERM at step {step}: {remedy}")
         raise SystemExit(143)
 
     def _hp_search_setup(self, trial) -> None:
@@ -563,7 +578,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._merging.keep(resumed=checkpoint is not None and self.state.global_step > 0)
         # Compare before preparing the rows, which may take hours, and again once the estimator has loaded its encoder.
         self.run_fingerprint = checkpoints.compared(self.fingerprint, checkpoint)
-        preflight.check_evaluated(self.args, self.eval_dataset)
+        preflight.check_evaluated(self.args, self.eval_dataset, bool(self.early_stops))
         loss = reporting.loss_table(self.plan, self.estimator)
         kind = self.accelerator.distributed_type.value
         table = banner(loss, self.setup_table(), self.encoder, kind)
@@ -576,13 +591,17 @@ class SoftInfoNCETrainer(SavingTrainer):
         checkpoints.warn_of_changes(self.run_fingerprint, checkpoint)
         self._losses_before = checkpoints.losses_before(checkpoint)
         self._guard = FiniteGuard(self.train_dataset)
-        self._false_negatives_masked = 0
+        self._false_negatives = 0  # of this process
         self._new_tokens = 0
+
+    @property
+    def early_stops(self) -> list[EarlyStoppingCallback]:
+        """The callbacks that may stop training early because of a metric."""
+        return [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
 
     def fingerprint(self) -> dict[str, object]:
         """Returns the run fingerprint without the content of an encoder that the estimator loads during fitting."""
-        early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
-        metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
+        metrics_choose = bool(self.early_stops) or choose_by_metrics(self.args)
         found = run_fingerprint(self.args, metrics_choose=metrics_choose) | self.depends_on
         found[TRAINING_ROWS] = self.train_split.fingerprint()
         found["the forward passes"] = "padded" if self.why_padded else "packed"
@@ -596,7 +615,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             self._merging.before,
             estimator=self.estimator,
             collator=None if self._collates else self.data_collator,
-            early_stop=next(iter(early_stops), None),
+            early_stop=next(iter(self.early_stops), None),
             metrics=self.compute_metrics if metrics_choose else None,
         )
 
@@ -716,6 +735,21 @@ class SoftInfoNCETrainer(SavingTrainer):
             return column_of(rows, side, self.encoder, self.processing_class)
 
     # ---- Saving: `training/saving.py` writes, loads and pushes folders ----
+
+    def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
+        """Logs, evaluates and saves as `Trainer` does, then saves a rolling checkpoint if one is due.
+
+        `Trainer` calls this method after each step and after each epoch. After a stop within an epoch, it does nothing
+        more, because a run that was not interrupted would not evaluate there.
+        """
+        if self.stopping.signal:
+            return
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.stopping.due(self.args, self.state, self.control):
+            self.save_rolling_checkpoint()
+            self.stopping.saved(self.state.global_step)
+        if self.stopping.signal:
+            self.control.should_training_stop = True
 
     def _save_checkpoint(self, model, trial) -> None:
         """Saves a checkpoint unless the last loss was not finite."""

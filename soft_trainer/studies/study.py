@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import CHECKPOINTS, DEPENDS_ON, RECORD, STUDIED, read_json, write_json
+from soft_trainer.files import DEPENDS_ON, RECORD, STUDIED, checkpoints_in, read_json, write_json
 from soft_trainer.options.parse import parse
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.run.building import build_profile
@@ -165,7 +165,7 @@ def state_of_run(study: Study, run: PlannedRun) -> State:
         UserError: an option is invalid, or the encoder cannot be found.
     """
     folder = study.folder(run)
-    if not any(folder.glob(CHECKPOINTS)) and not (folder / RECORD).is_file():
+    if not checkpoints_in(folder) and not (folder / RECORD).is_file():
         return State(NEW)
     model_args, data_args, args = check_options(run)
     with redirect_stderr(io.StringIO()):  # the run itself prints its defaults

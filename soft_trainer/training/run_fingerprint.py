@@ -64,6 +64,7 @@ OWN_NAME = re.compile(r"[\w.]+:[\w.<>]+")  # a user's function or class, as `mod
 
 TRAINING_ROWS = "the training rows"
 MEASURED_ROWS = "the measured rows"
+LENGTHS = ("num_train_epochs", "max_steps")
 
 # For a run that writes to the output folder of an earlier run. The precision is compared instead of `bf16`.
 MAY_DIFFER_IN_FOLDER = frozenset({"versions", "bf16"})
@@ -73,7 +74,7 @@ MAY_DIFFER_IN_STUDY = frozenset({"versions", *BY_LAUNCHER})
 # For a run that resumes from a checkpoint, perhaps for longer. Instead of the options, it compares what they produced:
 # the rows, the encoder, the criterion and the estimator.
 MAY_DIFFER_ON_RESUME = MAY_DIFFER_IN_FOLDER.union(
-    ("num_train_epochs", "max_steps", "do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS),
+    (*LENGTHS, "do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS),
     option_specs(ModelArguments),
     option_specs(DataArguments),
     option_specs(LossOptions),
@@ -106,6 +107,22 @@ def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]
         else:
             lines.append(f"{name} was {before}, is now {after}")
     return lines
+
+
+def shortened(then: Mapping, now: Mapping) -> str | None:
+    """Returns how a run became shorter, such as "num_train_epochs was 3, is now 2", or None if it did not.
+
+    Epochs are not compared with steps, because a fingerprint does not know the number of steps in an epoch.
+    """
+    defaults = _defaults()
+    counts = [{name: run.get(name, defaults[name]) for name in LENGTHS} for run in (then, now)]
+    before, after = counts
+    name = "max_steps"
+    if before[name] <= 0 and after[name] <= 0:
+        name = "num_train_epochs"
+    if 0 < after[name] < before[name]:
+        return f"{name} was {before[name]:g}, is now {after[name]:g}"
+    return None
 
 
 # ---- The fingerprint ----
