@@ -44,9 +44,10 @@ from soft_trainer.run.opening import Rows
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.checkpoints import MARKER, UNFINISHED, last_checkpoint, newest_complete
 from soft_trainer.training.run_fingerprint import (
+    FOLDER,
     KINDS,
-    MAY_DIFFER_IN_FOLDER,
     changes,
+    may_differ,
     option_values,
     run_fingerprint,
 )
@@ -71,7 +72,7 @@ class State:
     changes: tuple[str, ...] = ()
 
 
-def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str] = MAY_DIFFER_IN_FOLDER) -> State:
+def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str] = may_differ(FOLDER)) -> State:
     """Compares the run in an output folder with the current run.
 
     Args:

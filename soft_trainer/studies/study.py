@@ -24,7 +24,7 @@ from soft_trainer.run.building import build_profile
 from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, State, lock, lock_file, record_of, state_of
 from soft_trainer.run.opening import complete_options
 from soft_trainer.terminal import print_on_main, table
-from soft_trainer.training.run_fingerprint import BY_LAUNCHER, KINDS, MAY_DIFFER_IN_STUDY, run_fingerprint
+from soft_trainer.training.run_fingerprint import BY_LAUNCHER, KINDS, STUDY, may_differ, run_fingerprint
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
@@ -172,7 +172,7 @@ def state_of_run(study: Study, run: PlannedRun) -> State:
         complete_options(model_args, data_args, args, build_profile(model_args))
     made = _made(folder)
     fingerprint = run_fingerprint(model_args, data_args, args)
-    state = state_of(folder, fingerprint | made, MAY_DIFFER_IN_STUDY - made.keys())
+    state = state_of(folder, fingerprint | made, may_differ(STUDY) - made.keys())
     launcher = made.get("launcher", study.launcher)
     if launcher != study.launcher:
         return State(OTHER, None, (f"launcher was {launcher!r}, is now {study.launcher!r}",))

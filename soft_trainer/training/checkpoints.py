@@ -23,7 +23,7 @@ from soft_trainer.files import (
 )
 from soft_trainer.fingerprints import plain_settings
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.run_fingerprint import MAY_DIFFER_ON_RESUME, changes, own_names, shortened
+from soft_trainer.training.run_fingerprint import RESUME, changes, may_differ, own_names, shortened
 
 MARKER = "complete.json"
 UNFINISHED = "unfinished"  # a file in a checkpoint that is being written
@@ -67,7 +67,7 @@ def _problem(checkpoint: str, now: Mapping) -> str | None:
             f"{checkpoint}: {shorter}. The learning rate depends on the length of a run, so it must resume with the "
             "same length, or a larger one; resume_from_checkpoint=false starts a new run"
         )
-    if changed := changes(then, now, MAY_DIFFER_ON_RESUME):
+    if changed := changes(then, now, may_differ(RESUME)):
         return (
             f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings; "
             "resume_from_checkpoint=false starts a new run"
