@@ -50,7 +50,7 @@ class MergeCallback(TrainerCallback):
         trainer = self._trainer
         self.record = None
         trainer.check_finite()
-        if trainer.stopping.agree():
+        if trainer.ongoing.stopping.agree():
             return
         unmerged = Path(args.output_dir) / UNMERGED
         if self.before is None:

@@ -21,6 +21,7 @@ from soft_trainer.options.resolve import Plan
 from soft_trainer.training import reporting
 from soft_trainer.training.checkpoints import mark_complete, remove_rolling, saving_checkpoint
 from soft_trainer.training.negatives import negatives_to_draw
+from soft_trainer.training.ongoing import Training
 
 
 class SavingTrainer(Trainer):
@@ -29,15 +30,16 @@ class SavingTrainer(Trainer):
     Attributes:
         encoder: the profile to save with the encoder.
         plan: the training plan. Its Matryoshka dimensions are saved in the profile.
+        ongoing: the training run in progress, and what it resumed from.
         run_fingerprint: everything that the results depend on (`run_fingerprint.py`), on the main process only.
         evaluations: for each evaluation, its step, whether it ran during training, and its metrics.
     """
 
     encoder: EncoderProfile
     plan: Plan
+    ongoing: Training
     run_fingerprint: dict[str, object]
     evaluations: list[tuple[int, bool, dict]]
-    _losses_before = 0.0  # the sum of the losses of all steps before the checkpoint that training resumed from
     _is_saving_checkpoint = False  # checkpoints keep adapters unmerged, so that a resumed run is exact
     _is_rolling = False  # True while `save_rolling_checkpoint` saves
 
@@ -72,7 +74,7 @@ class SavingTrainer(Trainer):
         distributed.barrier()
         unlogged = self.accelerator.gather(self._tr_loss).mean().item()
         if self.args.should_save:
-            losses = self._losses_before + self._total_loss_scalar + unlogged
+            losses = self.ongoing.losses_before + self._total_loss_scalar + unlogged
             mark_complete(folder, self.run_fingerprint, self.args.save_only_model, losses)
             if self._is_rolling:
                 remove_rolling(self.args.output_dir, keep=folder)

@@ -287,7 +287,6 @@ def test_the_plan_is_made_once_and_again_only_if_something_has_changed(trainer_o
 
     monkeypatch.setattr("soft_trainer.trainer.resolve", counted)
     trainer = trainer_of()
-    trainer._checkpoint = None
     trainer._prepare_training()
     trainer.get_train_dataloader()
     assert len(made) == 1
