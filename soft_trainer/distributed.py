@@ -114,11 +114,16 @@ def from_main(value):
 
 def any_process(flag: bool) -> bool:
     """Returns True if `flag` is True on any process."""
+    return bool(largest(int(flag)))
+
+
+def largest(number: int) -> int:
+    """Returns the largest `number` of all processes."""
     if not _is_distributed():
-        return flag
-    flags = torch.tensor([int(flag)], device=device())
-    dist.all_reduce(flags, dist.ReduceOp.MAX)
-    return bool(flags)
+        return number
+    numbers = torch.tensor([number], device=device())
+    dist.all_reduce(numbers, dist.ReduceOp.MAX)
+    return int(numbers)
 
 
 def gather_numbers(number: int) -> list[int]:

@@ -54,6 +54,7 @@ CARD = "README.md"
 PREVIOUS_CARD = f"{CARD}.previous"  # a card that the user had edited before another run replaced it
 RANKS = "ranks-*.parquet"
 CHECKPOINTS = "checkpoint-*"
+ROLLING = "rolling"  # the subfolder for the checkpoint that a run saves by time, or because of a signal
 SENTENCE_TRANSFORMERS_FILES = (
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
@@ -142,6 +143,12 @@ def files_matching(folder: str | Path, patterns: Iterable[str]) -> list[str]:
             if path.is_file():
                 found.add(path.relative_to(folder).as_posix())
     return sorted(found)
+
+
+def checkpoints_in(folder: str | Path) -> list[Path]:
+    """Returns the folders of all checkpoints in an output folder, complete or not."""
+    folder = Path(folder)
+    return [*folder.glob(CHECKPOINTS), *(folder / ROLLING).glob(CHECKPOINTS)]
 
 
 def check_free(folder: str | Path, patterns: Iterable[str]) -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import signal
 import time
 from collections.abc import Mapping
 
@@ -66,13 +67,14 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
 from soft_trainer.training import checkpoints, interruption, preflight, reporting
 from soft_trainer.training.batches import Batch, TrainBatches
-from soft_trainer.training.checkpoints import MARKER, last_checkpoint
+from soft_trainer.training.checkpoints import last_checkpoint
 from soft_trainer.training.collator import ChunkCost, PairCollator, Side
-from soft_trainer.training.finite import FiniteGuard, OverflowCounter
+from soft_trainer.training.finite import OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
-from soft_trainer.training.prepared_rows import PreparedRows, prepare_rows, train_loader
+from soft_trainer.training.ongoing import Training
+from soft_trainer.training.prepared_rows import prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
 from soft_trainer.training.run_fingerprint import (
     TRAINING_ROWS,
@@ -85,6 +87,8 @@ from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
 from soft_trainer.training.targets import TargetMaker
 
+# The logged number of known positives among a batch's other functions, by what `false_negatives` does with them.
+FALSE_NEGATIVES = {"mask": "false_negatives_masked", "positives": "extra_positives"}
 LOSS_BLOCK = 256  # with gradient caching, the scores of at least this many queries are computed at a time
 
 
@@ -174,7 +178,6 @@ class SoftInfoNCETrainer(SavingTrainer):
             **kwargs,
         )
         self._compared = None  # the model and the option `packing` that `why_padded` is about
-        self._while_training = contextlib.ExitStack()  # leaves what training entered, such as `running`
         self._parameters: int | None = None  # counted once, because this takes 5 ms
         self.depends_on = dict(depends_on or {})
         self.train_split = split
@@ -183,16 +186,13 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.encoder = encoder
         prepare_tokenizer(processing_class, self.encoder)
         self._collates = data_collator is None
-        self._rows: PreparedRows | None = None
-        self._false_negatives_masked = 0
-        self._new_tokens = 0  # of this process, since the last log
-        self._guard: FiniteGuard | None = None
+        self.ongoing = Training(self.train_dataset)
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
         self.report: Measurements | None = None  # the results of the last training, if `args.report` is set
         self.run_fingerprint = {}
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
-        self.add_callback(checkpoints.ResumedState(lambda: self._checkpoint))
+        self.add_callback(checkpoints.ResumedState(lambda: self.ongoing.checkpoint))
         self._overflows: OverflowCounter | None = None
         if self.accelerator.scaler:
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
@@ -211,7 +211,10 @@ class SoftInfoNCETrainer(SavingTrainer):
             return
         else:
             self.add_callback(QuietBar)
-        self.add_callback(ProgressLines(lambda: self._guard.mean_loss()))
+        if self.args.world_size == 1:
+            self.add_callback(ProgressLines(lambda: self.ongoing.guard.mean_loss()))
+        else:
+            self.add_callback(ProgressLines())  # the guard knows only this process's losses
 
     def _bind_estimator(self) -> None:
         """Passes the encoder to the estimator, whose default settings may depend on the encoder."""
@@ -235,6 +238,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         Raises:
             UserError: the settings are incompatible.
         """
+        if not self.args.auto_find_batch_size:  # otherwise, `Trainer` may have found a smaller one
+            self._train_batch_size = self.args.train_batch_size
         if self._settings() != self._resolved:
             self.plan = resolve(self.args, self.estimator, self._train_batch_size)
             self._use_plan()
@@ -334,17 +339,18 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Returns the training data loader. Each process's data workers collate its shard of each global batch."""
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
         batches = self._train_batches()
-        return train_loader(batches, self._rows, self.plan, self.args, self.train_split)
+        return train_loader(batches, self.ongoing.prepared, self.plan, self.args, self.train_split)
 
     def prepare_rows(self) -> None:
         """Fits the estimator, then finds hard negatives and similar pairs. Runs before a checkpoint is loaded."""
         if self.estimator is not None:
             self.estimator_callback.fit(self.train_split)
-        self._rows = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, data_seed(self.args))
+        seed = data_seed(self.args)
+        self.ongoing.prepared = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, seed)
 
     def _train_batches(self) -> TrainBatches:
         """Returns the data set that data workers build training batches from: tokens, judgments and similarities."""
-        if self._rows is None:
+        if self.ongoing.prepared is None:
             self.prepare_rows()
         split = self.train_split
         plan = self.plan
@@ -356,7 +362,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             # Workers that cannot ask the estimator must not pickle it. `_prepare_inputs` asks it once per step.
             self.target_maker if self._workers_ask else dataclasses.replace(self.target_maker, estimator=None),
             gather=plan.gathers,
-            hard_negatives=self._rows.negatives,
+            hard_negatives=self.ongoing.prepared.negatives,
             rank=rank,
             world_size=world_size,
         )
@@ -369,11 +375,12 @@ class SoftInfoNCETrainer(SavingTrainer):
     @property
     def target_maker(self) -> TargetMaker:
         """The object that computes a batch's positives, negatives and weights. Requires the prepared rows."""
+        rows = self.ongoing.prepared
         false_negatives = self.plan.options.false_negatives
-        relevant = None if false_negatives == "ignore" else self._rows.answers
+        relevant = None if false_negatives == "ignore" else rows.answers
         keeps = false_negatives == "positives"
         rounds = self.args.device.type != "cpu"
-        return TargetMaker(self.criterion, self.estimator, relevant, keeps, self._rows.without_query, rounds)
+        return TargetMaker(self.criterion, self.estimator, relevant, keeps, rows.without_query, rounds)
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
@@ -384,22 +391,21 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
         """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""
-        self._false_negatives_masked += inputs.false_negatives
+        self.ongoing.false_negatives += inputs.false_negatives
         chunk_size = self.plan.options.gradient_cache_chunk_size
         with interruption.explaining_out_of_memory(self.args, chunk_size, len(inputs.rows), inputs.own_codes):
             if chunk_size is None:
                 loss = super().training_step(model, inputs, num_items_in_batch)
             else:
                 loss = self._cached_step(model, inputs)
-        if self._guard is not None:
-            self._guard.watch(self.state.global_step + 1, loss, inputs.rows)
+        self.ongoing.guard.watch(self.state.global_step + 1, loss, inputs.rows)
         return loss
 
     def _get_grad_norm(self, model, grad_norm=None):
         """Returns the norm of a step's gradient, and checks that it is finite. With fp16, `OverflowCounter` does."""
         grad_norm = super()._get_grad_norm(model, grad_norm)
-        if self._guard is not None and self.accelerator.mixed_precision != "fp16":
-            self._guard.watch_gradient(self.state.global_step + 1, grad_norm)
+        if self.accelerator.mixed_precision != "fp16":
+            self.ongoing.guard.watch_gradient(self.state.global_step + 1, grad_norm)
         return grad_norm
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
@@ -488,28 +494,31 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Counts a batch's query and code tokens on this process if `include_num_input_tokens_seen` is set."""
         kind = self.args.include_num_input_tokens_seen
         if kind != "no":
-            self._new_tokens += inputs.count_tokens(padding=kind != "non_padding")
+            self.ongoing.new_tokens += inputs.count_tokens(padding=kind != "non_padding")
 
     def _add_new_tokens(self) -> None:
         """Adds the tokens of all processes to the trainer's count. In every step, that would wait for the device."""
         if self.args.include_num_input_tokens_seen != "no":
-            self.state.num_input_tokens_seen += sum(distributed.gather_numbers(self._new_tokens))
-            self._new_tokens = 0
+            self.state.num_input_tokens_seen += sum(distributed.gather_numbers(self.ongoing.new_tokens))
+            self.ongoing.new_tokens = 0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs metrics. With a training loss, also logs statistics of weights, masked negatives and fp16 overflows."""
+        """Logs metrics. With a training loss, also logs statistics of weights, false negatives and fp16 overflows."""
         if "loss" in logs or "train_loss" in logs:  # every process logs these
             self._add_new_tokens()
         if "loss" in logs:
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
             if self.plan.masks_false_negatives:
-                logs["false_negatives_masked"] = self._false_negatives_masked
+                name = FALSE_NEGATIVES[self.plan.options.false_negatives]
+                logs[name] = sum(distributed.gather_numbers(self.ongoing.false_negatives))
             if self._overflows is not None:
                 logs["fp16_overflows"] = self._overflows.count
         if "train_loss" in logs:  # `Trainer` averages only over the steps since a checkpoint was loaded
             steps = self.state.global_step - self._initial_global_step
-            logs["train_loss"] = (self._losses_before + logs["train_loss"] * steps) / max(self.state.global_step, 1)
+            logs["train_loss"] = (self.ongoing.losses_before + logs["train_loss"] * steps) / max(
+                self.state.global_step, 1
+            )
         super().log(logs, start_time)
 
     # ---- Before the first step, and after the last ----
@@ -525,39 +534,43 @@ class SoftInfoNCETrainer(SavingTrainer):
             UserError: the settings and the data are incompatible, or the checkpoint is from another run.
             NotFiniteError: the loss became NaN or infinite.
             SystemExit: SIGTERM stopped training after a checkpoint was saved. The code is 143.
-            KeyboardInterrupt: Ctrl-C stopped training. The message says what was saved and how to continue.
+            KeyboardInterrupt: Ctrl-C stopped training, after a checkpoint was saved, or at once if it was pressed
+                twice. The message says how to continue.
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
         if resume_from_checkpoint is None and not getattr(self.args, "from_command_line", False):
             resume_from_checkpoint = self.args.resume_from_checkpoint
-        self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
-        if self._checkpoint:
-            print_on_main(f"Resuming from {self._checkpoint}")
-        self.termination = interruption.SaveOnTermination()
-        self.add_callback(self.termination)
+        checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        if checkpoint:
+            print_on_main(f"Resuming from {checkpoint}")
+        self.ongoing = Training(self.train_dataset, checkpoint)
         try:
             with (
                 interruption.explaining_interruption(self.args, lambda: self.state.global_step),
-                self._while_training,
+                self.ongoing.contexts,
             ):
-                output = super().train(self._checkpoint, *args, **kwargs)
+                output = super().train(checkpoint, *args, **kwargs)
+            if self.ongoing.stopping.signal:
+                self._stop()
         finally:
-            self.remove_callback(self.termination)
-            self.termination.restore()
-        if distributed.any_process(self.termination.terminated):
-            self._stop()
+            self.ongoing = Training(self.train_dataset)
+        if self.args.should_save:
+            checkpoints.remove_rolling(self.args.output_dir)
         if self.report is not None:
             self.report.measure("trained", lexical=True)
             print_on_main(f"\n{self.report.table()}\n")
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _stop(self) -> None:
-        """After SIGTERM, saves a checkpoint of the last step if needed, then exits with code 143."""
+        """After Ctrl-C or SIGTERM, saves a checkpoint of the last step if needed, then raises the exception."""
         step = self.state.global_step
-        if not (self._checkpoint_folder(self.args.output_dir) / MARKER).is_file():  # the signal came after that step
+        if self.ongoing.stopping.saved_step != step:  # the signal came after that step
             self._tr_loss = torch.zeros_like(self._tr_loss)  # training has added it to the total already
-            self._save_checkpoint(self.model_wrapped, None)
-        print_on_main(f"stopped by SIGTERM at step {step}: {interruption.how_to_continue(self.args, step)}")
+            self.save_rolling_checkpoint()
+        remedy = interruption.how_to_continue(self.args, step)
+        if self.ongoing.stopping.signal == signal.SIGINT:
+            raise KeyboardInterrupt(f"interrupted at step {step}: {remedy}")
+        print_on_main(f"stopped by SIGTERM at step {step}: {remedy}")
         raise SystemExit(143)
 
     def _hp_search_setup(self, trial) -> None:
@@ -566,27 +579,26 @@ class SoftInfoNCETrainer(SavingTrainer):
         `Trainer.train` always calls this method after the model exists and before a checkpoint is loaded.
         """
         super()._hp_search_setup(trial)
-        self._prepare_training()
-        if self.report is not None and self._checkpoint is not None and self.state.global_step > 0:
-            return  # this trainer has already measured the encoder before training
-        self.report = None
-        if getattr(self.args, "report", False) and trial is None:
-            sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
-            warn_of_overlap(sets, self.train_split)
-            self.report = Measurements(self, sets)
-            self.report.measure("untrained")
+        self._prepare_training(trial)
 
-    def _prepare_training(self) -> None:
-        """Checks the settings, compares them with the checkpoint to resume from, if any, and prepares the rows."""
-        self._while_training.enter_context(self.running())
+    def _prepare_training(self, trial=None) -> None:
+        """Checks the settings, compares them with the checkpoint to resume from, if any, and prepares the rows.
+
+        With `report`, also measures the encoder before training.
+        """
+        stopping = self.ongoing.stopping
+        self.add_callback(stopping)
+        self.ongoing.contexts.callback(self.remove_callback, stopping)
+        self.ongoing.contexts.callback(stopping.restore)
+        self.ongoing.contexts.enter_context(self.running())
         self._bind_estimator()
         self.resolve()
-        checkpoint = self._checkpoint
+        checkpoint = self.ongoing.checkpoint
         preflight.check_start(self.estimator, self.train_dataset, checkpoint, self.state.global_step)
         self._merging.keep(resumed=checkpoint is not None and self.state.global_step > 0)
         # Compare before preparing the rows, which may take hours, and again once the estimator has loaded its encoder.
         self.run_fingerprint = checkpoints.compared(self.fingerprint, checkpoint)
-        preflight.check_evaluated(self.args, self.eval_dataset)
+        preflight.check_evaluated(self.args, self.eval_dataset, bool(self.early_stops))
         loss = reporting.loss_table(self.plan, self.estimator)
         kind = self.accelerator.distributed_type.value
         origins = getattr(self.args, "origins", None)
@@ -598,15 +610,23 @@ class SoftInfoNCETrainer(SavingTrainer):
         preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
         self.run_fingerprint = checkpoints.compared(lambda: self.run_fingerprint | fitted, checkpoint)
         checkpoints.warn_of_changes(self.run_fingerprint, checkpoint)
-        self._losses_before = checkpoints.losses_before(checkpoint)
-        self._guard = FiniteGuard(self.train_dataset)
-        self._false_negatives_masked = 0
-        self._new_tokens = 0
+        if self.report is not None and checkpoint is not None and self.state.global_step > 0:
+            return  # this trainer has already measured the encoder before training
+        self.report = None
+        if getattr(self.args, "report", False) and trial is None:
+            sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
+            warn_of_overlap(sets, self.train_split)
+            self.report = Measurements(self, sets)
+            self.report.measure("untrained")
+
+    @property
+    def early_stops(self) -> list[EarlyStoppingCallback]:
+        """The callbacks that may stop training early because of a metric."""
+        return [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
 
     def fingerprint(self) -> dict[str, object]:
         """Returns the run fingerprint without the content of an encoder that the estimator loads during fitting."""
-        early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
-        metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
+        metrics_choose = bool(self.early_stops) or choose_by_metrics(self.args)
         found = run_fingerprint(self.args, metrics_choose=metrics_choose) | self.depends_on
         found[TRAINING_ROWS] = self.train_split.fingerprint()
         found["the forward passes"] = "padded" if self.why_padded else "packed"
@@ -620,7 +640,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             self._merging.before,
             estimator=self.estimator,
             collator=None if self._collates else self.data_collator,
-            early_stop=next(iter(early_stops), None),
+            early_stop=next(iter(self.early_stops), None),
             metrics=self.compute_metrics if metrics_choose else None,
         )
 
@@ -741,6 +761,22 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     # ---- Saving: `training/saving.py` writes, loads and pushes folders ----
 
+    def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
+        """Logs, evaluates and saves as `Trainer` does, then saves a rolling checkpoint if one is due.
+
+        `Trainer` calls this method after each step and after each epoch. After a stop within an epoch, it does nothing
+        more, because a run that was not interrupted would not evaluate there.
+        """
+        stopping = self.ongoing.stopping
+        if stopping.signal:
+            return
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if stopping.due(self.args, self.state, self.control):
+            self.save_rolling_checkpoint()
+            stopping.saved(self.state.global_step)
+        if stopping.signal:
+            self.control.should_training_stop = True
+
     def _save_checkpoint(self, model, trial) -> None:
         """Saves a checkpoint unless the last loss was not finite."""
         self.check_finite()
@@ -749,8 +785,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def check_finite(self) -> None:
         """Raises NotFiniteError if the loss or the gradient became NaN or infinite."""
-        if self._guard is not None:
-            self._guard.check()
+        self.ongoing.guard.check()
 
     @property
     def merging(self) -> dict | None:

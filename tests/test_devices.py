@@ -73,7 +73,7 @@ def test_a_whole_step_of_a_static_encoder_waits_for_nothing(trainer_of, tokenize
     assert inputs.targets.weights.device.type == "meta"
     trainer.compute_loss(trainer.model, inputs).backward()
     trainer._track_num_input_tokens(batch)
-    assert trainer._new_tokens > 0
+    assert trainer.ongoing.new_tokens > 0
 
 
 def test_statistics_of_weights_need_no_float64_on_the_device():

@@ -4,22 +4,20 @@ import copy
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import normalize
 from trainings import SameLength, batches_of, losses_of
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback
 
-from soft_trainer import BM25Estimator, distributed, losses
+from soft_trainer import BM25Estimator, losses
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
 from soft_trainer.training.checkpoints import mark_complete, newest_complete
 from soft_trainer.training.collator import ChunkCost, PairCollator
 from soft_trainer.training.finite import NotFiniteError
-from soft_trainer.training.interruption import SaveOnTermination
 
 
 def after_two_steps(event: str, action) -> TrainerCallback:
@@ -211,19 +209,6 @@ def test_a_step_that_runs_out_of_memory_says_what_to_set(trainer_of, monkeypatch
     assert "\n" not in str(error.value)
 
 
-def test_termination_saves_a_checkpoint_first(trainer_of, capsys):
-    trainer = trainer_of(max_steps=30)
-    trainer.add_callback(after_two_steps("on_step_end", lambda model: os.kill(os.getpid(), signal.SIGTERM)))
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as error:
-        trainer.train()
-    assert error.value.code == 143
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "resume_from_checkpoint='last'" in said
-    assert newest_complete(trainer.args.output_dir).endswith(("checkpoint-2", "checkpoint-3"))
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 @pytest.mark.slow
 def test_the_arguments_may_say_what_to_resume_from(trainer_of):
     options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
@@ -232,24 +217,6 @@ def test_the_arguments_may_say_what_to_resume_from(trainer_of):
     resumed.train()
     assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry][-1] == 3
     assert resumed._initial_global_step == 2
-
-
-def test_all_processes_stop_if_one_is_terminated_in_the_last_steps_or_after_them(trainer_of, monkeypatch):
-    termination, control, steps = SaveOnTermination(), TrainerControl(), TrainerState(max_steps=13)
-    termination.terminated = True
-    for step in (11, 12, 13):
-        steps.global_step = step
-        termination.on_step_end(SimpleNamespace(world_size=2), steps, control)
-        assert control.should_save == control.should_training_stop == (step == 13)
-
-    class Late(TrainerCallback):
-        def on_train_end(self, *_, **__):
-            monkeypatch.setattr(distributed, "any_process", lambda flag: True)  # another process got the signal
-
-    trainer = trainer_of(max_steps=1)
-    trainer.add_callback(Late())
-    with pytest.raises(SystemExit, match="143"):
-        trainer.train()
 
 
 @pytest.mark.slow

@@ -51,7 +51,6 @@ def fitted(trainer):
 
 def fingerprint_of(trainer):
     """Returns the run fingerprint of a trainer whose estimator has not been fitted."""
-    trainer._checkpoint = None
     trainer._merging.keep(resumed=False)
     return plain_settings(trainer.fingerprint())
 

@@ -55,8 +55,8 @@ def save_ranks(
     """Writes each query's `url`, `rank` (starting at 1) and top functions to a Parquet file.
 
     So that a report can be written without the data set, the file also contains each `query`, its relevant `code` and
-    the first three `top_codes`, each shortened to a line of at most 300 characters. `code` is the relevant function
-    with the highest grade.
+    the first three `top_codes`, each shortened to a line of at most 300 characters, and `top_relevant`, which says
+    which of the three are relevant. `code` is the relevant function with the highest grade.
 
     Args:
         query_columns, code_columns: the columns that may contain the texts. The first one that exists is used.
@@ -69,6 +69,8 @@ def save_ranks(
     own = best_answers(split.judgments)
     top_indices = ranking.top_indices.numpy(force=True)
     top = top_indices[:, :_SHOWN]
+    asked = np.repeat(np.arange(len(top)), top.shape[1])
+    relevant = np.asarray(split.judgments.relevant[asked, top.ravel()]).reshape(top.shape) > 0
     read = np.union1d(own, top)
     lines = np.empty(len(urls), dtype=object)
     lines[read] = [_line(text, _WIDTH) for text in split.corpus[read][code]]
@@ -81,6 +83,7 @@ def save_ranks(
         "query": [_line(text, _WIDTH) for text in split.queries[query][:]],
         "code": lines[own].tolist(),
         "top_codes": lines[top].tolist(),
+        "top_relevant": relevant.tolist(),
     }
     columns["key"], corpus = _identity(split, query_columns, code_columns)
     facts = {"pool_size": str(len(urls)), "corpus": corpus}
@@ -121,7 +124,6 @@ class RankedQueries:
     def __init__(self, path: Path, rows: pa.Table):
         self.path = path
         self.rows = rows
-        self.urls: list[str] = rows["url"].to_pylist()  # the url of each query's positive
         self.ranks: np.ndarray = rows["rank"].to_numpy()  # int64[Q], 1 is best
         self.queries: list[str] = rows["key"].to_pylist()  # fingerprints of queries with their relevant functions
         self.pool_size = int(rows.schema.metadata[b"pool_size"])  # the number of functions in the corpus
@@ -151,9 +153,9 @@ class RankedQueries:
 
     def top(self, row: int) -> list[tuple[bool, str]]:
         """Returns a query's top three functions, best first, as (is relevant, text), from the query's row number."""
-        urls = self.rows["top_urls"][row].as_py()[:_SHOWN]
+        relevant = self.rows["top_relevant"][row].as_py()
         codes = self.rows["top_codes"][row].as_py()
-        return [(url == self.urls[row], code) for url, code in zip(urls, codes, strict=True)]
+        return list(zip(relevant, codes, strict=True))
 
 
 def load_ranks(path: str | Path) -> RankedQueries:
@@ -165,7 +167,7 @@ def load_ranks(path: str | Path) -> RankedQueries:
         rows = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
-    columns = {"url", "rank", "top_urls", "query", "top_codes", "key"}
+    columns = {"url", "rank", "query", "top_codes", "top_relevant", "key"}
     if not columns <= {*rows.column_names} or not len(rows):
         raise UserError(f"{path}: not the ranks of a run, or written by another version; evaluate the encoder again")
     return RankedQueries(path, rows)

@@ -21,7 +21,6 @@ from soft_trainer import distributed
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
     CARD,
-    CHECKPOINTS,
     DEPENDS_ON,
     LISTED,
     PREVIOUS_CARD,
@@ -32,6 +31,7 @@ from soft_trainer.files import (
     UNMERGED,
     WEIGHT_FILES,
     check_free,
+    checkpoints_in,
     files_matching,
     listed_files,
     read_json,
@@ -44,9 +44,10 @@ from soft_trainer.run.opening import Rows
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.checkpoints import MARKER, UNFINISHED, last_checkpoint, newest_complete
 from soft_trainer.training.run_fingerprint import (
+    FOLDER,
     KINDS,
-    MAY_DIFFER_IN_FOLDER,
     changes,
+    may_differ,
     option_values,
     run_fingerprint,
 )
@@ -71,7 +72,7 @@ class State:
     changes: tuple[str, ...] = ()
 
 
-def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str] = MAY_DIFFER_IN_FOLDER) -> State:
+def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str] = may_differ(FOLDER)) -> State:
     """Compares the run in an output folder with the current run.
 
     Args:
@@ -99,9 +100,9 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
             return State(STOPPED, checkpoint)
         lines = lines or differ or [f"{checkpoint} has only weights"]
     held = files_matching(folder, (*TRAINING_FILES, f"{UNMERGED}/*"))
-    for path in folder.glob(CHECKPOINTS):
+    for path in checkpoints_in(folder):
         if not (path / UNFINISHED).exists():
-            held.append(path.name)
+            held.append(path.relative_to(folder).as_posix())
     if held and not unended:
         return State(OTHER, None, tuple(lines) or (f"{', '.join(sorted(held)[:4])} would be overwritten",))
     return State(NEW)
@@ -289,7 +290,7 @@ class RemoveEarlierCheckpoints(TrainerCallback):
         if self._removed or not state.is_world_process_zero:
             return
         self._removed = True
-        for path in self._folder.path.glob(CHECKPOINTS):
+        for path in checkpoints_in(self._folder.path):
             if self._folder.overwrite or (path / UNFINISHED).exists():
                 shutil.rmtree(path, ignore_errors=True)
 

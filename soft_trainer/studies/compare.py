@@ -74,7 +74,7 @@ class RankChange:
         query: the text of the query.
         delta: the query's reciprocal rank in a minus its reciprocal rank in b, averaged over seeds.
         ranks: each system's ranks, one per seed.
-        tops: each system's top three functions with the first seed, as (True for the query's positive, text).
+        tops: each system's top three functions with the first seed, as (is relevant, text).
     """
 
     query: str
@@ -181,12 +181,12 @@ def p_text(p: float, equals: str = "") -> str:
 
 
 def change_text(change: RankChange) -> str:
-    """Formats a change as text: the query, then each system's ranks and top functions, `=>` marks the positive."""
+    """Formats a change as text: the query, and each system's ranks and top functions, relevant ones with `=>`."""
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
     for name, ranks, top in zip("AB", change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")
-        for place, (own, code) in enumerate(top, 1):
-            mark = "=>" if own else "  "
+        for place, (relevant, code) in enumerate(top, 1):
+            mark = "=>" if relevant else "  "
             lines.append(f"    {mark} {place}. {shortened(code)}")
     return "\n".join(lines)
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import yaml
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import CHECKPOINTS, DEPENDS_ON, RECORD, STUDIED, read_json, write_json
+from soft_trainer.files import DEPENDS_ON, RECORD, STUDIED, checkpoints_in, read_json, write_json
 from soft_trainer.options.parse import parse
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.run.building import build_profile
 from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, State, lock, lock_file, record_of, state_of
 from soft_trainer.run.opening import complete_options
 from soft_trainer.terminal import print_on_main, table
-from soft_trainer.training.run_fingerprint import BY_LAUNCHER, KINDS, MAY_DIFFER_IN_STUDY, run_fingerprint
+from soft_trainer.training.run_fingerprint import BY_LAUNCHER, KINDS, STUDY, may_differ, run_fingerprint
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
@@ -165,14 +165,14 @@ def state_of_run(study: Study, run: PlannedRun) -> State:
         UserError: an option is invalid, or the encoder cannot be found.
     """
     folder = study.folder(run)
-    if not any(folder.glob(CHECKPOINTS)) and not (folder / RECORD).is_file():
+    if not checkpoints_in(folder) and not (folder / RECORD).is_file():
         return State(NEW)
     model_args, data_args, args = check_options(run)
     with redirect_stderr(io.StringIO()):  # the run itself prints its defaults
         complete_options(model_args, data_args, args, build_profile(model_args))
     made = _made(folder)
     fingerprint = run_fingerprint(model_args, data_args, args)
-    state = state_of(folder, fingerprint | made, MAY_DIFFER_IN_STUDY - made.keys())
+    state = state_of(folder, fingerprint | made, may_differ(STUDY) - made.keys())
     launcher = made.get("launcher", study.launcher)
     if launcher != study.launcher:
         return State(OTHER, None, (f"launcher was {launcher!r}, is now {study.launcher!r}",))

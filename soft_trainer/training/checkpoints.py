@@ -13,10 +13,17 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
-from soft_trainer.files import DEPENDS_ON, read_json, reporting_disk_errors, write_json
+from soft_trainer.files import (
+    CHECKPOINTS,
+    DEPENDS_ON,
+    ROLLING,
+    read_json,
+    reporting_disk_errors,
+    write_json,
+)
 from soft_trainer.fingerprints import plain_settings
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.run_fingerprint import MAY_DIFFER_ON_RESUME, changes, own_names
+from soft_trainer.training.run_fingerprint import RESUME, changes, may_differ, own_names, shortened
 
 MARKER = "complete.json"
 UNFINISHED = "unfinished"  # a file in a checkpoint that is being written
@@ -55,7 +62,12 @@ def _problem(checkpoint: str, now: Mapping) -> str | None:
     then = marker[DEPENDS_ON]
     if (then.get("precision"), now.get("precision")) == ("no", "bf16"):
         return f"{checkpoint}: was trained in float32, and this run would train in bf16; resume with --bf16 false"
-    if changed := changes(then, now, MAY_DIFFER_ON_RESUME):
+    if shorter := shortened(then, now):
+        return (
+            f"{checkpoint}: {shorter}. The learning rate depends on the length of a run, so it must resume with the "
+            "same length, or a larger one; resume_from_checkpoint=false starts a new run"
+        )
+    if changed := changes(then, now, may_differ(RESUME)):
         return (
             f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings; "
             "resume_from_checkpoint=false starts a new run"
@@ -93,7 +105,10 @@ class ResumedState(TrainerCallback):
                 f"{state.max_steps}; increase num_train_epochs or max_steps"
             )
         if self._checkpoint() and state.best_global_step:
-            best = Path(self._checkpoint()).with_name(f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
+            folder = Path(self._checkpoint()).parent
+            if folder.name == ROLLING:
+                folder = folder.parent
+            best = folder / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
             if best.is_dir():
                 state.best_model_checkpoint = str(best)
 
@@ -143,6 +158,16 @@ def mark_complete(
         (folder / UNFINISHED).unlink()
 
 
+def remove_rolling(output_dir: str | Path, keep: Path | None = None) -> None:
+    """Removes the checkpoints that a run saved by time or because of a signal, except `keep`."""
+    folder = Path(output_dir) / ROLLING
+    for checkpoint in folder.glob(CHECKPOINTS):
+        if checkpoint != keep:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+    with suppress(OSError):  # not empty, or missing
+        folder.rmdir()
+
+
 def losses_before(checkpoint: str | None) -> float:
     """Returns the sum of the losses of all steps up to a checkpoint, or 0 if there is no checkpoint."""
     if checkpoint is None:
@@ -168,12 +193,13 @@ def newest_complete(output_dir: str | Path) -> str | None:
     times.
     """
     times: dict[str, float] = {}
-    for checkpoint in sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR):
-        written = _written(Path(checkpoint))
-        if written is None:
-            print_on_main(f"warning: skipping {checkpoint}: incomplete, or written by another version")
-        else:
-            times[checkpoint] = written
+    for folder in (Path(output_dir), Path(output_dir) / ROLLING):
+        for checkpoint in sort_checkpoints(str(folder), PREFIX_CHECKPOINT_DIR):
+            written = _written(Path(checkpoint))
+            if written is None:
+                print_on_main(f"warning: skipping {checkpoint}: incomplete, or written by another version")
+            else:
+                times[checkpoint] = written
     return max(times, key=times.get, default=None)
 
 

@@ -1,4 +1,4 @@
-"""Saves a checkpoint on SIGTERM, and explains what to do after Ctrl-C or if the GPU's memory is too small."""
+"""Saves checkpoints on Ctrl-C, on SIGTERM and by time, and explains what to do after an interruption."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -13,7 +14,11 @@ from transformers import TrainerCallback
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
+from soft_trainer.terminal import print_on_main
 from soft_trainer.training.checkpoints import newest_complete
+
+ROLLING_SECONDS = 600  # between two checkpoints of a run from the command line
+SAME_INTERRUPT = 1.0  # seconds in which a launcher repeats a Ctrl-C that its processes have received already
 
 
 def how_to_continue(args, step: int) -> str:
@@ -80,37 +85,112 @@ def explaining_out_of_memory(args, chunk_size: int | None, queries: int, codes: 
         ) from error
 
 
-class SaveOnTermination(TrainerCallback):
-    """A callback that saves a checkpoint and stops training after SIGTERM. All processes stop at the same step."""
+class Stopping(TrainerCallback):
+    """A callback that decides when training needs a checkpoint beside those of `save_strategy`.
 
-    PERIOD = 10  # several processes tell each other about a SIGTERM only every ten steps
+    It is due after Ctrl-C and SIGTERM, which also stop training, and in a run from the command line by time, so that a
+    process that is killed loses minutes. All processes decide the same at the same step. A second Ctrl-C acts at once.
+
+    Attributes:
+        signal: the signal that stops training, or 0 as long as no process has received one.
+        saved_step: the step of the last checkpoint of this training.
+    """
+
+    PERIOD = 10  # several processes tell each other about a signal or the time only every ten steps
 
     def __init__(self):
-        self.terminated = False
-        self._before = None  # the previous handler
+        self.signal = 0
+        self.saved_step: int | None = None
+        self._received = 0  # by this process
+        self._interrupted_at = 0.0
+        self._before: dict[int, object] = {}  # the previous handlers
+        self._clock = time.monotonic()
+        self._epoch_ended = False
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Installs the SIGTERM handler if training runs in the main thread."""
-        # `auto_find_batch_size` may start training several times. Only the first call stores the previous handler.
-        if threading.current_thread() is threading.main_thread() and self._before is None:
-            self._process = os.getpid()
-            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+        """Starts the clock, and installs the signal handlers if training runs in the main thread."""
+        self._clock = time.monotonic()
+        # `auto_find_batch_size` may start training several times. Only the first call stores the previous handlers.
+        if threading.current_thread() is not threading.main_thread() or self._before:
+            return
+        self._process = os.getpid()
+        self._handle(signal.SIGTERM)
+        # A shell starts background jobs with SIGINT ignored. A trial of a hyperparameter search cannot be resumed.
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN and not state.is_hyper_param_search:
+            self._handle(signal.SIGINT)
 
-    def on_step_end(self, args, state, control, **kwargs):
-        """Saves a checkpoint and stops if any process has received SIGTERM."""
-        last = state.global_step >= state.max_steps
-        asked = args.world_size == 1 or last or state.global_step % self.PERIOD == 0
-        if asked and distributed.any_process(self.terminated):
-            self.terminated = control.should_save = control.should_training_stop = True
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        """Notes that an epoch begins."""
+        self._epoch_ended = False
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        """Notes that an epoch has ended."""
+        self._epoch_ended = True
+
+    def on_save(self, args, state, control, **kwargs):
+        """Notes that `save_strategy` has saved a checkpoint."""
+        self.saved(state.global_step)
+
+    def saved(self, step: int) -> None:
+        """Notes that a checkpoint of a step was saved, and starts the clock again."""
+        self.saved_step = step
+        self._clock = time.monotonic()
+
+    def due(self, args, state, control) -> bool:
+        """Returns True if a checkpoint must be saved now, and sets `signal`. Every process calls this method.
+
+        A step that ends its epoch is saved after the epoch's evaluation, so that the evaluation is not lost.
+        """
+        last = control.should_training_stop or control.should_epoch_stop or state.epoch.is_integer()
+        if last and not self._epoch_ended:
+            return False
+        if args.world_size > 1 and not last and state.global_step % self.PERIOD:
+            return False
+        asked = distributed.largest(self._received or int(self._late(args)))
+        if asked > 1:
+            self.signal = asked
+        return bool(asked) and self.saved_step != state.global_step
+
+    def _late(self, args) -> bool:
+        """Returns True if a run from the command line has not saved a checkpoint for ROLLING_SECONDS."""
+        if not getattr(args, "from_command_line", False) or args.save_only_model or args.save_strategy == "no":
+            return False
+        return time.monotonic() - self._clock >= ROLLING_SECONDS
+
+    def agree(self) -> bool:
+        """Returns True if any process has received a signal. From now on, signals act at once."""
+        self.restore()
+        self.signal = self.signal or distributed.largest(self._received)
+        return bool(self.signal)
 
     def restore(self) -> None:
-        """Restores the previous SIGTERM handler. Call this method even if training failed."""
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        """Restores the previous signal handlers. Call this method even if training failed."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        self._before = {}
+
+    def _handle(self, number: int) -> None:
+        self._before[number] = signal.signal(number, self._on_signal)
 
     def _on_signal(self, number, frame):
-        if os.getpid() == self._process:
-            self.terminated = True
-        else:  # a data worker inherits the handler but has nothing to save
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
+        if os.getpid() != self._process:  # a data worker inherits the handler but has nothing to save
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        first = self._received == 0
+        self._received = max(self._received, number)
+        if number != signal.SIGINT:
+            return
+        if first:
+            self._interrupted_at = time.monotonic()
+            with contextlib.suppress(RuntimeError):  # the signal came while a line was written
+                print_on_main("Ctrl-C: saving a checkpoint after this step; press it again to stop at once")
+        elif time.monotonic() - self._interrupted_at > SAME_INTERRUPT:
+            self.restore()
+            signal.raise_signal(signal.SIGINT)
+
+
+def ignore_interrupts(worker: int) -> None:
+    """Makes a data worker ignore Ctrl-C, which reaches all processes of a terminal. The trainer ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -8,7 +8,6 @@ from pathlib import Path
 from torch import Tensor
 from transformers import TrainerCallback
 
-from soft_trainer import distributed
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, UNMERGED
 from soft_trainer.merging import merge, weights_to_merge
@@ -47,11 +46,11 @@ class MergeCallback(TrainerCallback):
             raise UserError("merge_ratio: this trainer has already trained the encoder; resume with a new trainer")
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
-        """Saves the trained encoder to a subfolder, then merges the model's weights. Does nothing after SIGTERM."""
+        """Saves the trained encoder to a subfolder, then merges the weights. Does nothing after Ctrl-C or SIGTERM."""
         trainer = self._trainer
         self.record = None
         trainer.check_finite()
-        if distributed.any_process(trainer.termination.terminated):
+        if trainer.ongoing.stopping.agree():
             return
         unmerged = Path(args.output_dir) / UNMERGED
         if self.before is None:

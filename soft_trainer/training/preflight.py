@@ -267,8 +267,19 @@ def _check_base(model: PreTrainedModel, profile: EncoderProfile) -> None:
             )
 
 
-def check_evaluated(args, eval_dataset) -> None:
-    """Raises UserError if the arguments request an evaluation but there are no evaluation rows."""
+def check_evaluated(args, eval_dataset, stops_early: bool) -> None:
+    """Checks that there are evaluation rows, and metrics for an `EarlyStoppingCallback`, if training needs them.
+
+    Args:
+        stops_early: True if there is such a callback.
+
+    Raises:
+        UserError: something is missing.
+    """
+    if stops_early and args.eval_strategy == "no":
+        raise UserError("EarlyStoppingCallback: set eval_strategy to steps or epoch, because it reads the metrics")
+    if stops_early and args.metric_for_best_model is None:
+        raise UserError('EarlyStoppingCallback: set metric_for_best_model, for example to "mrr"')
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with a url and a query)")
     if eval_dataset is None and getattr(args, "report", False):

@@ -253,11 +253,13 @@ class ProgressLines(TrainerCallback):
     On a terminal, the lines appear above the progress bar.
 
     Args:
-        loss: returns the mean loss since the last call, or None if there were no steps.
+        loss: returns the mean loss since the last call, or None if there were no steps. By default, the lines show the
+            last logged loss, which is the mean over all processes.
     """
 
-    def __init__(self, loss: Callable[[], float | None]):
-        self._loss = loss
+    def __init__(self, loss: Callable[[], float | None] | None = None):
+        self._loss = loss or (lambda: self._logged)
+        self._logged: float | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Starts the clock for speed and remaining time."""
@@ -271,6 +273,10 @@ class ProgressLines(TrainerCallback):
             left = self._seconds_a_step(state) * (state.max_steps - state.global_step)
             self._print(state, f"{duration(left)} left")
             self._next_line = time.monotonic() + LINE_SECONDS
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Stores the logged loss."""
+        self._logged = (logs or {}).get("loss", self._logged)
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         """Prints an evaluation's metrics, or only the MRRs if there are any."""

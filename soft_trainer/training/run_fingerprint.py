@@ -9,9 +9,8 @@ The mapping has these keys:
 
 A user's own loss, weighting, estimator, collator and metrics are compared by name: `module:name` (see `own_names`).
 
-Checkpoints and `run.json` store the mapping. `changes` compares two mappings, and MAY_DIFFER_IN_FOLDER,
-MAY_DIFFER_IN_STUDY and MAY_DIFFER_ON_RESUME list the keys that may differ. Caches depend on fewer inputs, so they
-compare hashes from `fingerprints.py` instead.
+Checkpoints and `run.json` store the mapping. `changes` compares two mappings, and COUNTS_FOR lists the keys that don't
+count for every comparison. Caches depend on fewer inputs, so they compare hashes from `fingerprints.py` instead.
 """
 
 from __future__ import annotations
@@ -64,21 +63,30 @@ OWN_NAME = re.compile(r"[\w.]+:[\w.<>]+")  # a user's function or class, as `mod
 
 TRAINING_ROWS = "the training rows"
 MEASURED_ROWS = "the measured rows"
+LENGTHS = ("num_train_epochs", "max_steps")
 
-# For a run that writes to the output folder of an earlier run. The precision is compared instead of `bf16`.
-MAY_DIFFER_IN_FOLDER = frozenset({"versions", "bf16"})
-# For a study, which does not know what its launcher and its device decide.
+# The comparisons with an earlier run: the run in the output folder, a study's run, and the checkpoint to resume from.
+FOLDER, STUDY, RESUME = "folder", "study", "resume"
 BY_LAUNCHER = ("processes", "precision")
-MAY_DIFFER_IN_STUDY = frozenset({"versions", *BY_LAUNCHER})
-# For a run that resumes from a checkpoint, perhaps for longer. Instead of the options, it compares what they produced:
-# the rows, the encoder, the criterion and the estimator.
-MAY_DIFFER_ON_RESUME = MAY_DIFFER_IN_FOLDER.union(
-    ("num_train_epochs", "max_steps", "do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS),
-    option_specs(ModelArguments),
-    option_specs(DataArguments),
-    option_specs(EstimatorOptions),
-    option_specs(LossOptions),
-)
+# For which comparisons a key counts. All other keys count for all of them.
+COUNTS_FOR = {
+    "versions": (),
+    "bf16": (STUDY,),  # the others compare the precision, which a study does not know
+    **dict.fromkeys(BY_LAUNCHER, (FOLDER, RESUME)),
+    **dict.fromkeys(LENGTHS, (FOLDER, STUDY)),  # a run may resume for longer; see `shortened`
+    **dict.fromkeys(("do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS), (FOLDER, STUDY)),
+    # A resumed run compares what these options produced: the rows, the encoder, the criterion and the estimator.
+    **dict.fromkeys(option_specs(ModelArguments), (FOLDER, STUDY)),
+    **dict.fromkeys(option_specs(DataArguments), (FOLDER, STUDY)),
+    **dict.fromkeys(option_specs(EstimatorOptions), (FOLDER, STUDY)),
+    **dict.fromkeys(option_specs(LossOptions), (FOLDER, STUDY)),
+}
+
+
+@functools.cache
+def may_differ(comparison: str) -> frozenset[str]:
+    """Returns the keys that may differ in a comparison: FOLDER, STUDY or RESUME."""
+    return frozenset(key for key, comparisons in COUNTS_FOR.items() if comparison not in comparisons)
 
 
 def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]:
@@ -107,6 +115,22 @@ def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]
         else:
             lines.append(f"{name} was {before}, is now {after}")
     return lines
+
+
+def shortened(then: Mapping, now: Mapping) -> str | None:
+    """Returns how a run became shorter, such as "num_train_epochs was 3, is now 2", or None if it did not.
+
+    Epochs are not compared with steps, because a fingerprint does not know the number of steps in an epoch.
+    """
+    defaults = _defaults()
+    counts = [{name: run.get(name, defaults[name]) for name in LENGTHS} for run in (then, now)]
+    before, after = counts
+    name = "max_steps"
+    if before[name] <= 0 and after[name] <= 0:
+        name = "num_train_epochs"
+    if 0 < after[name] < before[name]:
+        return f"{name} was {before[name]:g}, is now {after[name]:g}"
+    return None
 
 
 # ---- The fingerprint ----

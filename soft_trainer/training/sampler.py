@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, default_convert
 from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
 from soft_trainer.training.clusters import similar_batches
+from soft_trainer.training.interruption import ignore_interrupts
 
 TRIES = 64  # random batches to try for a row with a repeated text, before trying every batch with room
 SORTED_TOGETHER = 50  # the rows of this many batches are sorted by length together, as in `Trainer`
@@ -238,7 +240,7 @@ def languages_of(dataset) -> Sequence[str]:
 
 
 class EpochDataLoader(DataLoader):
-    """A data loader that passes `set_epoch` on to its batch sampler."""
+    """A data loader that passes `set_epoch` on to its batch sampler, and draws a seed in each epoch."""
 
     @classmethod
     def for_training(cls, batches: Dataset, sampler: GlobalBatchSampler, args: TrainingArguments) -> EpochDataLoader:
@@ -252,9 +254,16 @@ class EpochDataLoader(DataLoader):
             pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
             prefetch_factor=args.dataloader_prefetch_factor,
             persistent_workers=args.dataloader_persistent_workers,
+            worker_init_fn=ignore_interrupts,
             # Only newer versions of transformers have this option, and only a loader with workers accepts it.
             multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None) if workers else None,
         )
+
+    def __iter__(self):
+        """Starts an epoch. Draws from torch's random numbers whether or not the workers are persistent."""
+        if self._iterator is not None:  # persistent workers, for which torch draws a seed only once
+            torch.empty((), dtype=torch.int64).random_()
+        return super().__iter__()
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch. `Trainer` calls this method before each epoch."""

@@ -14,13 +14,14 @@ from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.files import ADAPTER_WEIGHTS, reporting_disk_errors, write_text
+from soft_trainer.files import ADAPTER_WEIGHTS, ROLLING, reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
 from soft_trainer.hub.model_card import environment, license_of, write_model_card
 from soft_trainer.options.resolve import Plan
 from soft_trainer.training import reporting
-from soft_trainer.training.checkpoints import mark_complete, saving_checkpoint
+from soft_trainer.training.checkpoints import mark_complete, remove_rolling, saving_checkpoint
 from soft_trainer.training.negatives import negatives_to_draw
+from soft_trainer.training.ongoing import Training
 
 
 class SavingTrainer(Trainer):
@@ -29,16 +30,18 @@ class SavingTrainer(Trainer):
     Attributes:
         encoder: the profile to save with the encoder.
         plan: the training plan. Its Matryoshka dimensions are saved in the profile.
+        ongoing: the training run in progress, and what it resumed from.
         run_fingerprint: everything that the results depend on (`run_fingerprint.py`), on the main process only.
         evaluations: for each evaluation, its step, whether it ran during training, and its metrics.
     """
 
     encoder: EncoderProfile
     plan: Plan
+    ongoing: Training
     run_fingerprint: dict[str, object]
     evaluations: list[tuple[int, bool, dict]]
-    _losses_before = 0.0  # the sum of the losses of all steps before the checkpoint that training resumed from
     _is_saving_checkpoint = False  # checkpoints keep adapters unmerged, so that a resumed run is exact
+    _is_rolling = False  # True while `save_rolling_checkpoint` saves
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         """Saves the encoder with its tokenizer and profile. In a checkpoint, an adapter always stays unmerged."""
@@ -71,9 +74,33 @@ class SavingTrainer(Trainer):
         distributed.barrier()
         unlogged = self.accelerator.gather(self._tr_loss).mean().item()
         if self.args.should_save:
-            losses = self._losses_before + self._total_loss_scalar + unlogged
+            losses = self.ongoing.losses_before + self._total_loss_scalar + unlogged
             mark_complete(folder, self.run_fingerprint, self.args.save_only_model, losses)
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
+            if self._is_rolling:
+                remove_rolling(self.args.output_dir, keep=folder)
+            else:
+                rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def save_rolling_checkpoint(self) -> None:
+        """Saves a checkpoint of the current step to the subfolder ROLLING, and removes the previous one.
+
+        It does not count for `save_total_limit`, is never pushed, and has the optimizer's state even with
+        `save_only_model`.
+        """
+        only_model = self.args.save_only_model
+        self.args.save_only_model = False
+        self._is_rolling = True
+        try:
+            self._save_checkpoint(self.model_wrapped, None)
+        finally:
+            self._is_rolling = False
+            self.args.save_only_model = only_model
+
+    def _get_output_dir(self, trial) -> str:
+        """Returns the folder for checkpoints: the output folder, a trial's folder, or the subfolder ROLLING."""
+        if self._is_rolling:
+            return str(Path(self.args.output_dir) / ROLLING)
+        return super()._get_output_dir(trial)
 
     def _checkpoint_folder(self, run: str) -> Path:
         """Returns the folder of the current step's checkpoint, `RUN/checkpoint-STEP`."""
@@ -171,8 +198,8 @@ class SavingTrainer(Trainer):
         return self._publisher.conclude(commit_message)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Pushes a checkpoint in the background if `hub_strategy` includes checkpoints."""
-        if self.is_world_process_zero():
+        """Pushes a checkpoint in the background if `hub_strategy` includes checkpoints. Never pushes a rolling one."""
+        if self.is_world_process_zero() and not self._is_rolling:
             self._publisher.push_checkpoint(checkpoint_folder, self.state.global_step)
 
     def _finish_current_push(self) -> None:

@@ -96,7 +96,8 @@ def test_other_queries_are_followed_during_training(make_run, graded, dataset):
 
 
 def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, dataset, tmp_path):
-    run = make_run({}, EvaluationSet("set", Split.from_urls(dataset, dataset)), lr_scheduler_type="cosine")
+    options = {"lr_scheduler_type": "cosine", "auto_find_batch_size": True}
+    run = make_run({}, EvaluationSet("set", Split.from_urls(dataset, dataset)), **options)
     run.trainer._train_batch_size = 4  # like after `auto_find_batch_size`
     run.trainer.resolve()
     training = run.record()["training"]

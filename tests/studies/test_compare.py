@@ -6,18 +6,19 @@ import pytest
 import torch
 from datasets import Dataset
 from refusals import refused
+from scipy import sparse
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data.split import Split
+from soft_trainer.data.split import Judgments, Split
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import RankedQueries, examples, load_ranks, save_ranks
 from soft_trainer.evaluation.significance import Interval, compare_paired, reciprocal_ranks
-from soft_trainer.studies.compare import Pairing, compare_patterns, verdict
+from soft_trainer.studies.compare import Pairing, change_text, compare_patterns, verdict
 from soft_trainer.terminal import shortened
 
 
 def shuffled(ranked: RankedQueries, seed: int) -> RankedQueries:
-    order = np.random.default_rng(seed).permutation(len(ranked.urls))
+    order = np.random.default_rng(seed).permutation(len(ranked.ranks))
     return RankedQueries(ranked.path, ranked.rows.take(order))
 
 
@@ -197,6 +198,21 @@ def saved(path, columns=("docstring",), **changes):
     split = Split.from_urls(Dataset.from_dict(queries), Dataset.from_dict(corpus))
     save_ranks(path, split, Ranking(torch.ones(3), torch.eye(3).long(), torch.ones(3, 3)), columns, ("code",))
     return load_ranks(path)
+
+
+def test_every_relevant_function_is_marked(tmp_path):
+    texts = ["read a", "read b", "read c"]
+    queries = Dataset.from_dict({"_id": texts, "docstring": texts})
+    corpus = Dataset.from_dict({"url": ["a", "b", "c"], "code": ["def a(): 1", "def b(): 2", "def c(): 3"]})
+    split = Split(queries, corpus, Judgments(sparse.csr_matrix(np.float32([[2, 0, 1], [0, 1, 0], [1, 1, 1]]))))
+    for name, rank in (("a", 1), ("b", 2)):
+        top = torch.tensor([[2, 1, 0], [1, 0, 2], [0, 1, 2]])
+        ranking = Ranking(torch.tensor([rank] * 3), top, torch.ones(3, 3))
+        save_ranks(tmp_path / f"{name}.parquet", split, ranking, ("docstring",), ("code",))
+    pairing = Pairing(*([load_ranks(tmp_path / f"{name}.parquet")] for name in "ab"))
+    marked = [[relevant for relevant, _ in change.tops[0]] for change in pairing.changes()]
+    assert marked == [[True, False, True], [True, False, False], [True, True, True]]
+    assert "    => 1. def c(): 3\n       2. def b(): 2\n    => 3. def a(): 1" in change_text(pairing.changes()[0])
 
 
 def test_equal_urls_with_other_texts_are_another_set(tmp_path):

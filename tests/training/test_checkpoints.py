@@ -37,6 +37,29 @@ def test_the_encoder_of_an_estimator_is_compared(trainer_of, checkpoint):
         compared(lambda: fitted | {"the estimator's encoder": "of another encoder"}, checkpoint)
 
 
+LONGER = [
+    ({"max_steps": 3}, {"max_steps": 4}, None),
+    ({"max_steps": 3}, {"max_steps": 2}, "max_steps was 3, is now 2"),
+    ({"num_train_epochs": 3}, {"num_train_epochs": 3.5}, None),
+    ({"num_train_epochs": 3}, {"num_train_epochs": 2}, "num_train_epochs was 3, is now 2"),
+    ({"num_train_epochs": 12}, {}, "num_train_epochs was 12, is now 10"),  # the default
+    ({"num_train_epochs": 3, "max_steps": 5}, {"num_train_epochs": 2, "max_steps": 5}, None),  # steps count
+    ({"num_train_epochs": 3}, {"max_steps": 5}, None),  # the number of steps is compared when training begins
+]
+
+
+@pytest.mark.parametrize(("then", "now", "shorter"), LONGER)
+def test_a_run_resumes_only_for_as_long_or_longer(trainer_of, tmp_path, then, now, shorter):
+    before, after = (fingerprint_of(trainer_of(**{"max_steps": -1} | options)) for options in (then, now))
+    checkpoint = tmp_path / "checkpoint-1"
+    mark_complete(checkpoint, before)
+    if shorter is None:
+        compared(lambda: after, str(checkpoint))
+    else:
+        with refused(f"{checkpoint}: {shorter}. The learning rate depends on the length of a run"):
+            compared(lambda: after, str(checkpoint))
+
+
 def test_weights_alone_are_refused(trainer_of, checkpoint):
     found = fingerprint_of(trainer_of())
     mark_complete(checkpoint, found, weights_only=True)
@@ -163,4 +186,4 @@ def test_a_disk_that_fills_up_leaves_the_last_complete_checkpoint(trainer_of, tm
 def test_a_training_that_would_end_before_its_checkpoint_is_refused(trainer_of):
     trainer_of(max_steps=3, save_strategy="steps", save_steps=3).train()
     with refused("checkpoint-3 is at step 3, but this training ends at step 2"):
-        trainer_of(max_steps=2).train(resume_from_checkpoint="last")
+        trainer_of(max_steps=-1, num_train_epochs=0.5).train(resume_from_checkpoint="last")

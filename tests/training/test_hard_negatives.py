@@ -126,7 +126,7 @@ def test_named_negatives_are_used_by_default_and_the_table_says_how_many(make_tr
     trainer = make_trainer(BM25Estimator(), column, collator=dict if own else None)
     assert trainer.setup_table()["negatives_per_query"] == (0 if own else 4)
     if own:  # a custom collator reads only pairs
-        assert fitted(trainer)._rows.negatives is None
+        assert fitted(trainer).ongoing.prepared.negatives is None
         return
     [batch] = batches_of(trainer)
     assert batch.targets.negatives[:, 8:].sum(1).tolist() == [4] * 8

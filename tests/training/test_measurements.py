@@ -49,7 +49,7 @@ def test_nothing_is_reported_unless_asked_and_a_report_needs_rows(trainer_of):
     with refused("report=True: pass eval_dataset="):
         trainer = trainer_of(report=True, arguments={"eval_dataset": None, "codebase": None})
         trainer.train()
-    assert trainer._rows is None  # the error came before the estimator was fitted
+    assert trainer.ongoing.prepared is None  # the error came before the estimator was fitted
 
 
 @pytest.mark.slow

@@ -68,12 +68,11 @@ def test_a_packed_step_equals_a_padded_one(make, name):
     for packing in ("false", "true"):
         trainer = make(name, packing=packing)
         assert trainer.why_padded == (None if packing == "true" else "packing=false")
-        trainer._while_training.enter_context(trainer.running())
         batch = batches_of(trainer)[1]
         assert (batch.packed is not None) == (packing == "true" and name != "gradient caching")
         assert batch.count_tokens(padding=False) == sum(map(len, tokens_of(trainer, batch)))
-        steps.append(gradients(trainer, batch))
-        trainer._while_training.close()
+        with trainer.running():
+            steps.append(gradients(trainer, batch))
     (expected_loss, expected), (loss, found) = steps
     assert loss == pytest.approx(expected_loss, abs=1e-6) and expected_loss > 0.01
     assert sum(bool(each.any()) for each in expected.values()) >= 2

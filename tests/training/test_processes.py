@@ -142,6 +142,7 @@ def check_equal(one: Path, two: Path, name: str) -> None:
     [expected], results = results_of(one, name, 1), results_of(two, name, 2)
     for result in results:
         assert result["losses"] == pytest.approx(expected["losses"], abs=1e-5)
+        assert result["false negatives"] == expected["false negatives"]
         for metric, value in expected["metrics"].items():
             if metric.endswith(("mrr", "size")) or "recall" in metric:
                 assert result["metrics"][metric] == pytest.approx(value, abs=1e-9)

@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerState
 from transformers.utils.notebook import NotebookProgressCallback
 
 from soft_trainer import terminal
@@ -41,6 +42,21 @@ def test_lines_come_at_most_every_ten_seconds_and_show_the_loss(trainer_of, monk
     shown = [float(re.search(r"loss ([\d.]+)", line)[1]) for line in steps]
     assert min(losses) * 0.99 <= min(shown) and max(shown) <= max(losses) * 1.01
     assert [line.split(":")[0] for line in lines if "eval_mrr" in line] == ["step 4 of 8", "step 8 of 8"]
+
+
+def test_several_processes_show_the_loss_that_all_of_them_logged(monkeypatch, capsys):
+    monkeypatch.setattr(reporting, "time", Clock())
+    lines, state = reporting.ProgressLines(), TrainerState(max_steps=9)
+    lines.on_train_begin(None, state, None)
+    for step in range(1, 10):
+        state.global_step = step
+        lines.on_step_end(None, state, None)
+        if step % 4 == 0:
+            lines.on_log(None, state, None, logs={"loss": step / 10})
+            lines.on_log(None, state, None, logs={"eval_mrr": 0.5})
+    lines.on_train_end(None, state, None)
+    shown = re.findall(r"step (\d) of 9:(?: loss (\S+),)?", capsys.readouterr().err)
+    assert shown == [("3", ""), ("6", "0.4"), ("9", "0.8")]
 
 
 def test_a_terminal_has_lines_above_its_bar_and_no_dictionaries(trainer_of, monkeypatch, capsys):

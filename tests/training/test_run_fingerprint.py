@@ -30,10 +30,11 @@ from soft_trainer.options.training import (
 )
 from soft_trainer.training.checkpoints import mark_complete, warn_of_changes
 from soft_trainer.training.run_fingerprint import (
-    MAY_DIFFER_IN_FOLDER,
-    MAY_DIFFER_IN_STUDY,
-    MAY_DIFFER_ON_RESUME,
+    FOLDER,
+    RESUME,
+    STUDY,
     changes,
+    may_differ,
     rows_of_run,
     run_fingerprint,
 )
@@ -113,11 +114,11 @@ def check(lines: list[str], expected: str | None) -> None:
 @pytest.mark.parametrize("change", OPTIONS)
 def test_a_changed_option(change, trainer_of):
     before, changed, early, resumed = OPTIONS[change]
-    for reader in (MAY_DIFFER_IN_FOLDER, MAY_DIFFER_IN_STUDY):
+    for reader in (may_differ(FOLDER), may_differ(STUDY)):
         check(changes(command(**before), command(**before | changed), reader), early)
     then, now = (fingerprint_of(trainer_of(**options)) for options in (before, before | changed))
-    check(changes(then, now, MAY_DIFFER_ON_RESUME), resumed)
-    assert changes(then, copy.deepcopy(then), MAY_DIFFER_ON_RESUME) == []
+    check(changes(then, now, may_differ(RESUME)), resumed)
+    assert changes(then, copy.deepcopy(then), may_differ(RESUME)) == []
 
 
 # name: (changes on another machine or version, message of a folder, of a study, of a resumed run)
@@ -140,7 +141,7 @@ ELSEWHERE = {
 def test_a_change_of_what_the_process_sees(change):
     changed, folder, study, resumed = ELSEWHERE[change]
     now = command()
-    readers = (MAY_DIFFER_IN_FOLDER, MAY_DIFFER_IN_STUDY, MAY_DIFFER_ON_RESUME)
+    readers = (may_differ(FOLDER), may_differ(STUDY), may_differ(RESUME))
     for reader, expected in zip(readers, (folder, study, resumed), strict=True):
         check(changes(now | changed, now, reader), expected)
 
@@ -199,14 +200,14 @@ def referring(**options) -> dict:
 def test_changed_content(file, place):
     then = referring()
     (place / file).write_text("second = 2\n")
-    for reader in (MAY_DIFFER_IN_FOLDER, MAY_DIFFER_IN_STUDY):
+    for reader in (may_differ(FOLDER), may_differ(STUDY)):
         check(changes(then, referring(), reader), CONTENT[file])
 
 
 def test_content_that_moved_is_the_same_and_no_path_is_stored(place):
     then = referring()
     (place / "rows").rename(place / "moved")
-    assert changes(then, referring(data_dir=str(place / "moved")), MAY_DIFFER_IN_FOLDER) == []
+    assert changes(then, referring(data_dir=str(place / "moved")), may_differ(FOLDER)) == []
     stored = json.dumps(referring(**{name: str(place / value) for name, value in REFERRING.items() if name != "loss"}))
     assert str(place) not in stored
 
@@ -215,9 +216,9 @@ def test_the_base_of_an_adapter_counts(place):
     (place / "adapter").mkdir()
     (place / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "encoder"}')
     then = command(model_name_or_path="adapter")
-    assert changes(then, command(model_name_or_path="adapter"), MAY_DIFFER_IN_FOLDER) == []
+    assert changes(then, command(model_name_or_path="adapter"), may_differ(FOLDER)) == []
     (place / "encoder" / "model.safetensors").write_text("second = 2")
-    assert changes(then, command(model_name_or_path="adapter"), MAY_DIFFER_IN_FOLDER) == ["model_name_or_path changed"]
+    assert changes(then, command(model_name_or_path="adapter"), may_differ(FOLDER)) == ["model_name_or_path changed"]
 
 
 # name: (the changed rows, message of a folder, of a resumed run)
@@ -238,8 +239,8 @@ def test_changed_rows(change, dataset):
             parts[name] = Split.from_pairs(dataset.select(range(size if name == changed else 9)))
         more = parts.pop("more")
         both.append(rows_of_run(parts, [more]))
-    check(changes(*both, MAY_DIFFER_IN_FOLDER), folder)
-    check(changes(*both, MAY_DIFFER_ON_RESUME), resumed)
+    check(changes(*both, may_differ(FOLDER)), folder)
+    check(changes(*both, may_differ(RESUME)), resumed)
 
 
 def other_tokenizer(parts):
@@ -303,7 +304,7 @@ def test_a_change_of_what_a_trainer_has(change, trainer_of):
     trainer = trainer_of(**options)
     parts = {name: getattr(trainer, name) for name in ("model", "processing_class", "encoder", "train_dataset")}
     other = trainer_of(**options, arguments=changed(parts))
-    check(changes(fingerprint_of(trainer), fingerprint_of(other), MAY_DIFFER_ON_RESUME), expected)
+    check(changes(fingerprint_of(trainer), fingerprint_of(other), may_differ(RESUME)), expected)
 
 
 # ---- Objects from the user's code ----
@@ -386,7 +387,7 @@ OBJECTS = {
 def test_a_change_of_the_user_s_own_objects(change, own, trainer_of):
     options, before, after, expected = OBJECTS[change]
     then, now = (fingerprint_of(trainer_of(**options, **each(own))) for each in (before, after))
-    check(changes(then, now, MAY_DIFFER_ON_RESUME), expected)
+    check(changes(then, now, may_differ(RESUME)), expected)
 
 
 def test_resuming_names_what_is_compared_by_name_only(own, trainer_of, tmp_path, capsys):
@@ -408,7 +409,7 @@ def test_a_stop_that_reads_metrics_makes_evaluations_count(trainer_of):
 
     rows = trainer_of().train_dataset
     then = now(1, rows)
-    lines = changes(then, now(2, rows.select(range(9)), eval_delay=1), MAY_DIFFER_ON_RESUME)
+    lines = changes(then, now(2, rows.select(range(9)), eval_delay=1), may_differ(RESUME))
     assert "eval_delay was 0, is now 1" in lines and "the evaluation rows changed" in lines
     assert "the early stop's early_stopping_patience was 1, is now 2" in lines
 
@@ -417,14 +418,14 @@ def test_evaluations_that_now_choose_are_not_called_changed(trainer_of):
     evaluates = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     best = evaluates | {"load_best_model_at_end": True}
     for then, now in (({"do_eval": True} | evaluates, best), (best, evaluates)):
-        (line,) = changes(command(**then), command(**now), MAY_DIFFER_IN_FOLDER | {"do_eval"})
+        (line,) = changes(command(**then), command(**now), may_differ(FOLDER) | {"do_eval"})
         assert line.startswith("load_best_model_at_end was")
     arguments = {"eval_dataset": trainer_of().train_dataset}
     then = fingerprint_of(trainer_of(**evaluates, arguments=arguments))
     trainer = trainer_of(**evaluates, arguments=arguments)
     trainer.add_callback(EarlyStoppingCallback(1))
     lines = ["the early stop was None, is now EarlyStoppingCallback"]
-    assert changes(then, fingerprint_of(trainer), MAY_DIFFER_ON_RESUME) == lines
+    assert changes(then, fingerprint_of(trainer), may_differ(RESUME)) == lines
 
 
 # ---- Lists of options ----
@@ -443,7 +444,7 @@ def test_an_unknown_option_counts_only_where_it_differs_from_its_default():
     parts = parts_of()
     plain = parts[-1].to_dict
     parts[-1].to_dict = lambda: plain() | {"of_a_later_version": None}
-    assert changes(command(), run_fingerprint(*parts), MAY_DIFFER_IN_FOLDER) == []
+    assert changes(command(), run_fingerprint(*parts), may_differ(FOLDER)) == []
     parts[-1].to_dict = lambda: plain() | {"of_a_later_version": 3}
     assert run_fingerprint(*parts)["of_a_later_version"] == 3
 

@@ -89,7 +89,7 @@ def test_neighbours_are_found_within_a_source(trainer_of, rows, options, estimat
     arguments = {"train_dataset": {"own": own, "general": general}}
     trainer = trainer_of(arguments=arguments, estimator=estimator(cache_dir=None), negative_ratio=1.0, **options)
     trainer.prepare_rows()
-    prepared = trainer._rows
+    prepared = trainer.ongoing.prepared
     if prepared.similar:
         found = prepared.similar["neighbours"]
         own_codes = found[:8]

@@ -82,6 +82,21 @@ def test_versions_of_a_code_all_answer_its_query(trainer_of, dataset):
     assert output.ranks[0] == first and "map" not in output.metrics
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "EarlyStoppingCallback: set eval_strategy to steps or epoch"),
+        ({"plain": True, "eval_strategy": "epoch"}, "EarlyStoppingCallback: set metric_for_best_model"),
+    ],
+)
+def test_an_early_stop_without_metrics_is_refused_before_the_estimator_is_fitted(trainer_of, capsys, options, words):
+    trainer = trainer_of(**options)
+    trainer.add_callback(EarlyStoppingCallback(1))
+    with pytest.raises(UserError, match=words):
+        trainer.train()
+    assert "fitted" not in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("plain", [True, False])
 def test_evaluation_before_the_first_step(train, plain):

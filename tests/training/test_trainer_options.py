@@ -104,6 +104,36 @@ def test_the_seed_of_the_data_decides_the_batches(trainer_of):
     assert order(seed=1, data_seed=7) == order(seed=2, data_seed=7) != order(seed=1)
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_batch_size_that_is_set_after_the_constructor_is_used(trainer_of, plain):
+    trainer = trainer_of(plain=plain)
+    trainer.args.per_device_train_batch_size = 6
+    trainer.train()
+    assert {len(batch.rows) for batch in batches_of(trainer)} == {6}
+    assert trainer.plan.global_batch_size == 6 and trainer.state.train_batch_size == 6
+
+
+@pytest.mark.slow
+def test_persistent_data_workers_change_no_weight(trainer_of, model, tmp_path):
+    options = {
+        "num_train_epochs": 3,
+        "max_steps": -1,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "save_total_limit": 9,
+    }
+    options |= {"dataloader_num_workers": 1, "learning_rate": 1e-2}
+    start = copy.deepcopy(model)
+    weights = []
+    for persistent, checkpoint in ((False, None), (True, None), (True, 2), (True, 6)):  # an epoch has three steps
+        arguments = {"model": copy.deepcopy(start)}
+        trainer = trainer_of(**options, dataloader_persistent_workers=persistent, arguments=arguments)
+        trainer.train(resume_from_checkpoint=checkpoint and str(tmp_path / "out" / f"checkpoint-{checkpoint}"))
+        weights.append(trainer.model.state_dict())
+    for each in weights[1:]:
+        check_weights(each, weights[0])
+
+
 @pytest.mark.slow
 def test_a_batch_that_does_not_fit_in_memory_is_made_smaller(trainer_of, monkeypatch):
     trainer = trainer_of(per_device_train_batch_size=12, auto_find_batch_size=True)
@@ -257,7 +287,6 @@ def test_the_plan_is_made_once_and_again_only_if_something_has_changed(trainer_o
 
     monkeypatch.setattr("soft_trainer.trainer.resolve", counted)
     trainer = trainer_of()
-    trainer._checkpoint = None
     trainer._prepare_training()
     trainer.get_train_dataloader()
     assert len(made) == 1

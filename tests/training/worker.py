@@ -105,10 +105,16 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
     found = {
         "rows": trainer.taken,
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "false negatives": counted(trainer, "false_negatives_masked") + counted(trainer, "extra_positives"),
         "metrics": metrics,
         "type": trainer.accelerator.distributed_type.value,
     }
     (results / f"{name}-{rank}.json").write_text(json.dumps(found))
+
+
+def counted(trainer, name: str) -> list[int]:
+    """Returns the values of a number in a trainer's log."""
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 def shard_on_cpus() -> None:

@@ -1,0 +1,42 @@
+"""Holds what belongs to a single training run of a trainer, which may train several times."""
+
+from __future__ import annotations
+
+import contextlib
+
+from datasets import Dataset
+
+from soft_trainer.training.checkpoints import losses_before
+from soft_trainer.training.finite import FiniteGuard
+from soft_trainer.training.interruption import Stopping
+from soft_trainer.training.prepared_rows import PreparedRows
+
+
+class Training:
+    """What belongs to one call of `SoftInfoNCETrainer.train`. The trainer drops it when the call ends.
+
+    Outside of `train`, a trainer has an object without a checkpoint, for steps and batches that a user asks for.
+
+    Args:
+        rows: the training rows, which the guard lists in its error, or None.
+        checkpoint: the folder of the checkpoint to resume from, or None.
+
+    Attributes:
+        prepared: what was computed from the rows before the first step, or None before that.
+        losses_before: the sum of the losses of all steps before the checkpoint.
+        guard: raises an error if a loss is not finite.
+        stopping: handles signals, and decides when a rolling checkpoint is due.
+        false_negatives: the number of known positives among the other functions of this process's batches so far.
+        new_tokens: the number of this process's tokens since the last log.
+        contexts: the context managers to leave when training ends.
+    """
+
+    def __init__(self, rows: Dataset | None, checkpoint: str | None = None):
+        self.checkpoint = checkpoint
+        self.prepared: PreparedRows | None = None
+        self.losses_before = losses_before(checkpoint)
+        self.guard = FiniteGuard(rows)
+        self.stopping = Stopping()
+        self.false_negatives = 0
+        self.new_tokens = 0
+        self.contexts = contextlib.ExitStack()
