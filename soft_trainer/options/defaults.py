@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-import torch
-
 from soft_trainer.encoders.hub_files import published_name, repository_file
 from soft_trainer.encoders.packaged import BASE
+from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import TEACHER_WEIGHT, DataArguments
@@ -37,7 +36,7 @@ def choose_precision(args: SoftInfoNCETrainingArguments, profile: EncoderProfile
     args.bf16 = args.mixed_precision == "bf16"
     if args.mixed_precision != "no" or args.deepspeed_plugin is not None or profile.name == "static":
         return
-    if args.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+    if computes_bf16(args.device):
         args.bf16 = True
         args.mixed_precision = "bf16"
 

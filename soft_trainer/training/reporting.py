@@ -16,6 +16,7 @@ from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.encoders.loading import profile_warnings
+from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.defaults import LORA_RATE
 from soft_trainer.options.fields import SoftInfoNCEOptions
@@ -40,15 +41,14 @@ def setup_table(
     args: TrainingArguments,
     plan: Plan,
     model: PreTrainedModel,
-    precision: str,
-    why_padded: str | None,
+    passes: Passes,
     negatives: int = 0,
     pairs: int | None = None,
 ) -> dict[str, object]:
     """Returns the settings of batches, precision, adapter, learning rate and seed, keyed by label.
 
     Args:
-        why_padded: why forward passes are padded, or None if they are packed.
+        passes: how forward passes run.
         negatives: the number of hard negatives per query.
         pairs: the number of training pairs that may form a batch, if known. A batch has no more pairs than these.
     """
@@ -68,8 +68,8 @@ def setup_table(
     setup |= plan.effective_batches
     if negatives:
         setup["negatives_per_query"] = negatives
-    setup["precision"] = precision
-    setup["forward passes"] = "packed" if why_padded is None else f"padded ({why_padded})"
+    setup["precision"] = passes.precision
+    setup["forward passes"] = str(passes)
     setup |= adapter_settings(model)
     setup["learning rate"] = args.learning_rate
     setup["seed"] = args.seed
