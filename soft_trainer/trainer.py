@@ -561,7 +561,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         preflight.check_evaluated(self.args, self.eval_dataset)
         loss = reporting.loss_table(self.plan, self.estimator)
         kind = self.accelerator.distributed_type.value
-        table = banner(loss, self.setup_table(), self.encoder, kind)
+        table = banner(self.args, loss, self.setup_table(), self.encoder, kind)
         warnings = warnings_of(self.args, self.plan, self.encoder, self.model)
         print_on_main("\n".join([table, *warnings]))
         self.prepare_rows()

@@ -26,7 +26,9 @@ DISTILLED_RECIPE = "distilled.yaml"
 
 
 def choose_precision(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> None:
-    """Sets `bf16` if neither the arguments nor the launcher chose a precision.
+    """Sets `bf16` if neither the arguments nor the launcher chose a precision and the device computes in bfloat16.
+
+    The table of settings says so, because `precision_is_default` is set then.
 
     `accelerate launch` exports the precision "no" even if the user has not set one, so "no" is not a choice. DeepSpeed
     reads the precision from its own configuration.
@@ -39,6 +41,7 @@ def choose_precision(args: SoftInfoNCETrainingArguments, profile: EncoderProfile
     if computes_bf16(args.device):
         args.bf16 = True
         args.mixed_precision = "bf16"
+        args.precision_is_default = True
 
 
 def apply_defaults(

@@ -73,9 +73,11 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 
     Attributes:
         named: the names of the options that the caller set.
+        precision_is_default: True if `choose_precision` chose bf16.
     """
 
     named = frozenset()
+    precision_is_default = False
     __signature__ = _SignatureOfInit()
 
     logging_steps: float = _default("logging_steps", 50)

@@ -156,7 +156,9 @@ def measured_results(
     return results
 
 
-def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str) -> str:
+def banner(
+    args: TrainingArguments, loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str
+) -> str:
     """Formats the training settings as a table to print before training.
 
     Args:
@@ -164,6 +166,8 @@ def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_t
         distributed_type: the kind of parallelism, such as `MULTI_GPU`.
     """
     rows = {**loss, **setup}
+    if getattr(args, "precision_is_default", False):
+        rows["precision"] += f" (default: this {args.device.type.replace('cuda', 'gpu').upper()} computes in it)"
     if setup["processes"] > 1:
         rows["processes"] = f"{setup['processes']} ({distributed_type})"
     rows["score"] = f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"
