@@ -211,7 +211,6 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _bind_estimator(self) -> None:
         """Passes the encoder to the estimator, whose default settings may depend on the encoder."""
         if isinstance(self.estimator, Estimator):
-            self.estimator.packing = getattr(self.args, "packing", "auto")
             self.estimator.bind(self.text_encoder)
 
     def add_callback(self, callback) -> None:
@@ -326,6 +325,8 @@ class SoftInfoNCETrainer(SavingTrainer):
     def prepare_rows(self) -> None:
         """Fits the estimator, then finds hard negatives and similar pairs. Runs before a checkpoint is loaded."""
         if self.estimator is not None:
+            if isinstance(self.estimator, Estimator):
+                self.estimator.packing = getattr(self.args, "packing", "auto")
             self.estimator_callback.fit(self.train_split)
         self._rows = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, data_seed(self.args))
 

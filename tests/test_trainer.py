@@ -66,7 +66,7 @@ def test_the_loss_is_that_of_the_formula_on_the_rows_of_the_batch(trainer_of, mo
     model.eval()
     trainer = trainer_of()
     batch = batches_of(trainer)[0]
-    with torch.no_grad():
+    with torch.no_grad(), trainer.running():
         loss = trainer.compute_loss(model, batch)
         queries, codes = map(normalize, trainer.embeddings(model, batch))
     similarity = BM25Estimator()

@@ -28,7 +28,7 @@ def met_by(batch, query: int) -> set[int]:
 def check_loss(trainer, batch):
     """Checks that a step's loss is the Soft-InfoNCE loss of the batch's texts."""
     trainer.model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), trainer.running():
         loss = trainer.compute_loss(trainer.model, batch)
         tokens = trainer._train_batches().tokens
         texts = {"query": batch.rows, "code": batch.code_rows}

@@ -116,7 +116,7 @@ def test_distilling_from_the_initial_model_adds_nothing_before_the_first_step(ma
     for options in ({}, {"distill_weight": 1.0}, {"distill_weight": 1.0, "distill_temperature": 2.0}):
         trainer = make_trainer(initial(), model=exact_model, **AWARE, **options, **SIMILAR)
         batch = batches_of(trainer)[0]
-        with torch.no_grad():
+        with torch.no_grad(), trainer.running():
             values.append(trainer.compute_loss(trainer.model, batch).item())
     assert values[1] == pytest.approx(values[0], abs=1e-6)
     assert values[2] > values[0] + 1e-3

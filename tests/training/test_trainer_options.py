@@ -415,5 +415,6 @@ def test_an_own_collator_makes_the_inputs_of_both_sides(trainer_of):
     for arguments in ({}, {"data_collator": collate}):
         trainer = trainer_of(arguments=arguments, estimator=None)
         trainer.model.eval()
-        losses.append(trainer.compute_loss(trainer.model, batches_of(trainer)[0]).item())
+        with trainer.running():
+            losses.append(trainer.compute_loss(trainer.model, batches_of(trainer)[0]).item())
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
