@@ -8,8 +8,7 @@ cosines x 20, or of the model's own score), optimizer, gradient clipping, precis
 forward, backward, clipping and optimizer. The first step of each implementation is excluded. Figures with a range
 are medians over the repetitions. Ratios are taken within a repetition.
 
-"ours" packs the texts of a batch on a GPU in half precision, and pads them in chunks of similar length on a CPU.
-"ours padded" is the same with `packing=false`.
+"ours" packs the texts of a batch, except on a GPU in float32. "ours padded" is the same with `packing=false`.
 
 "ours is faster" divides the time of an implementation by ours; "without collation" excludes the work of data
 workers. "padding" is the percentage of padding among the computed tokens. "of the saving" divides the ratio by the
@@ -50,7 +49,6 @@ from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.loading import load_encoder, load_tokenizer
 from soft_trainer.terminal import table
 from soft_trainer.training.batches import Batch
-from soft_trainer.training.collator import PairCollator
 
 CLIP = 1.0  # Trainer's max_grad_norm
 TOLERANCE = 1e-5  # between the losses of one batch, without dropout, in float32
@@ -124,11 +122,6 @@ def ours(start: StartingPoint, dtype: str, collator=None, **options) -> Way:
 def ours_padded(start: StartingPoint, dtype: str) -> Way:
     """Our trainer's step without packing."""
     return ours(start, dtype, packing="false")
-
-
-def in_one_piece(start: StartingPoint, dtype: str) -> Way:
-    """Our trainer with each side padded to the longest text of the batch."""
-    return ours(start, dtype, PairCollator(load_tokenizer(start.folder, start.profile).pad_token_id))
 
 
 def padded_to_maximum(start: StartingPoint, dtype: str) -> Way:
@@ -216,7 +209,6 @@ WAYS = {
     "sentence-transformers": sentence_transformers,
     "padded to the maximum": padded_to_maximum,
     "ours padded": ours_padded,
-    "ours in one piece": in_one_piece,
     "sentence-transformers without cuDNN": sentence_transformers_without_cudnn,
     "sentence-transformers unpadded": sentence_transformers_unpadded,
 }
@@ -224,7 +216,7 @@ WAYS = {
 
 def passes(batch: Batch | Mapping) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields the tokens of each text in every forward pass of a batch, without and with padding."""
-    for chunk in batch.chunks if isinstance(batch, Batch) else [batch]:
+    for chunk in batch.passes if isinstance(batch, Batch) else [batch]:
         for name, value in chunk.items():
             if isinstance(value, Mapping):
                 yield from passes(value)

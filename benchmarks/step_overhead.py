@@ -81,7 +81,8 @@ def make_trainer(model, rows, tokenizer, profile, batch_size, estimator, folder,
 def step(trainer: SoftInfoNCETrainer, batch: Batch) -> float:
     """The seconds of a whole step: forward, backward, optimizer."""
     start = clock()
-    trainer.training_step(trainer.model, batch)
+    with trainer.running():
+        trainer.training_step(trainer.model, batch)
     trainer.optimizer.step()
     trainer.model.zero_grad()
     return clock() - start

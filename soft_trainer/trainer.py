@@ -43,6 +43,7 @@ from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter
 from soft_trainer.encoders.encoding import (
     Encoder,
+    collator_of,
     comparable,
     dimensions,
     embed_sharded,
@@ -52,8 +53,8 @@ from soft_trainer.encoders.encoding import (
     score,
 )
 from soft_trainer.encoders.loading import prepare_tokenizer
-from soft_trainer.encoders.packing import first_position
-from soft_trainer.encoders.passes import running, why_padded
+from soft_trainer.encoders.packing import Passes
+from soft_trainer.encoders.passes import decide_passes, running
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import exclude_unknown_token
 from soft_trainer.errors import UserError
@@ -68,7 +69,7 @@ from soft_trainer.terminal import print_on_main, shows_bars
 from soft_trainer.training import checkpoints, interruption, preflight, reporting
 from soft_trainer.training.batches import Batch, TrainBatches
 from soft_trainer.training.checkpoints import last_checkpoint
-from soft_trainer.training.collator import ChunkCost, PairCollator, Side
+from soft_trainer.training.collator import PairCollator
 from soft_trainer.training.finite import OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements
@@ -170,14 +171,15 @@ class SoftInfoNCETrainer(SavingTrainer):
         super().__init__(
             None if "model_init" in kwargs else first,
             args,
-            data_collator=data_collator or PairCollator(processing_class.pad_token_id),
+            data_collator=data_collator,
             train_dataset=None if split is None else split.to_pairs(),
             eval_dataset=eval_dataset,
             processing_class=processing_class,
             callbacks=callbacks,
             **kwargs,
         )
-        self._compared = None  # the model and the option `packing` that `why_padded` is about
+        self.passes = Passes()
+        self._passes_of = None  # the model and the settings that `passes` is about
         self._parameters: int | None = None  # counted once, because this takes 5 ms
         self.depends_on = dict(depends_on or {})
         self.train_split = split
@@ -252,11 +254,15 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _use_plan(self) -> None:
         """Makes the collator that the plan needs, and checks the plan against the rows and the encoder."""
         exclude_unknown_token(self.model, self.processing_class)
+        self._decide_passes()
         prompts = self.prompt_lengths
         if self._collates:
-            self.data_collator = self._make_collator(prompts)
-        elif isinstance(self.data_collator, PairCollator):
-            self.data_collator.prompt_lengths = prompts
+            self.data_collator = PairCollator(
+                collator_of(self.passes, self.processing_class.pad_token_id, self.args.device),
+                {side: self.encoder.max_tokens(side) for side in SIDES},
+                prompts,
+                self.plan.options.gradient_cache_chunk_size,
+            )
         else:
             preflight.check_own_collator(self.plan, prompts)
             options = dataclasses.replace(self.plan.options, negatives_per_query=0)  # it reads only pairs
@@ -268,45 +274,33 @@ class SoftInfoNCETrainer(SavingTrainer):
             preflight.check_rows_of(self.plan, self.args, self.estimator, self.train_split)
             preflight.check_adapter(self.model, self.args, self.encoder)
 
-    def _make_collator(self, prompts: dict[str, int]) -> PairCollator:
-        """Returns the collator for this encoder and device: packed, padded to few lengths, or in chunks on a CPU."""
-        pad_token_id = self.processing_class.pad_token_id
-        largest = self.plan.options.gradient_cache_chunk_size
-        if self.train_split is not None and self.why_padded is None:
-            first = first_position(self.model)
-            return PairCollator(pad_token_id, None, largest, prompts, first_position=first)
-        if self.args.device.type == "cpu":
-            return PairCollator(pad_token_id, ChunkCost.of_model(self.model), largest, prompts)
-        limits = {side: self.encoder.max_tokens(side) for side in SIDES}
-        return PairCollator(pad_token_id, None, largest, prompts, limits)
+    def _decide_passes(self) -> None:
+        """Decides how forward passes run, once for each model. Every process gets the main process's answer.
 
-    @property
-    def why_padded(self) -> str | None:
-        """The reason why forward passes are padded, or None if they are packed: the texts are joined without padding.
-
-        The encoder is compared once, packed against padded, so every process gets the main process's answer.
+        Raises:
+            UserError: `packing` is true, but the passes must be padded.
         """
-        # FSDP 1 wraps the encoder when training begins. Afterwards, only the main process writes the record, so it
-        # must not wait for the others here.
-        model = getattr(self.model, "module", self.model)
+        model = getattr(self.model, "module", self.model)  # FSDP 1 wraps the encoder when training begins
         packing = getattr(self.args, "packing", "auto")
-        if self._compared != (model, packing):
-            self._compared = (model, packing)
-            reason = preflight.pads(self.args, not self._collates, self.accelerator, self.encoder.pooling)
-            # With FSDP, the other processes may not have the weights yet.
-            if reason is None and distributed.rank_and_world_size()[0] == 0:
-                reason = why_padded(model, self.encoder, self.args.device, self.precision, on_cpu=packing == "true")
-            self._why_padded = distributed.from_main(reason)
-        return self._why_padded
+        reason = preflight.pads(self.args, not self._collates, self.accelerator, self.encoder.pooling)
+        if self._passes_of == (model, packing, reason):
+            return
+        self._passes_of = (model, packing, reason)
+        passes = None
+        # With FSDP, the other processes may not have the weights yet.
+        if distributed.rank_and_world_size()[0] == 0:
+            passes = decide_passes(model, self.encoder, self.args.device, self.precision, packing, reason)
+        self.passes = distributed.from_main(passes)
+        preflight.check_packing(packing, self.passes)
 
     def running(self) -> contextlib.AbstractContextManager:
         """Returns a context manager that prepares the model for our forward and backward passes; see `passes.py`."""
-        return running(self.model, packed=self.why_padded is None)
+        return running(self.model, self.passes.packed)
 
     @property
     def text_encoder(self) -> Encoder:
         """The model with its tokenizer and profile, ready to encode."""
-        return Encoder(self.model, self.processing_class, self.encoder, packed=self.why_padded is None)
+        return Encoder(self.model, self.processing_class, self.encoder, passes=self.passes)
 
     @property
     def criterion(self) -> Criterion:
@@ -344,6 +338,8 @@ class SoftInfoNCETrainer(SavingTrainer):
     def prepare_rows(self) -> None:
         """Fits the estimator, then finds hard negatives and similar pairs. Runs before a checkpoint is loaded."""
         if self.estimator is not None:
+            if isinstance(self.estimator, Estimator):
+                self.estimator.packing = getattr(self.args, "packing", "auto")
             self.estimator_callback.fit(self.train_split)
         seed = data_seed(self.args)
         self.ongoing.prepared = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, seed)
@@ -393,7 +389,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""
         self.ongoing.false_negatives += inputs.false_negatives
         chunk_size = self.plan.options.gradient_cache_chunk_size
-        with interruption.explaining_out_of_memory(self.args, chunk_size, len(inputs.rows), inputs.own_codes):
+        with interruption.explaining_out_of_memory(self.args, chunk_size, len(inputs.rows), len(inputs.codes)):
             if chunk_size is None:
                 loss = super().training_step(model, inputs, num_items_in_batch)
             else:
@@ -418,7 +414,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
         """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""
-        queries, codes = self.both_embeddings(model, batch)
+        queries, codes = self.embeddings(model, batch)
         gathered = codes
         if self.plan.gathers:
             gathered = distributed.gather_with_gradient(codes, batch.code_sizes)
@@ -427,20 +423,12 @@ class SoftInfoNCETrainer(SavingTrainer):
             return loss, {"query": queries, "code": codes}
         return loss
 
-    def both_embeddings(self, model, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Embeds the queries and the functions of a batch, with one forward pass if they are packed."""
-        if batch.packed is not None:
-            both = encode(model, self.encoder, batch.packed)
-            number = len(batch.rows)
-            return both[:number], both[number : number + batch.own_codes]
-        with self.accelerator.autocast():  # the passes share the weights in half precision
-            queries = self.embeddings(model, batch.query)
-            codes = self.embeddings(model, batch.code)
-        return queries, codes
-
-    def embeddings(self, model, side: Side) -> Tensor:
-        """Embeds the queries or the functions of a batch, in the batch's order. Returns Tensor[B, d]."""
-        return torch.cat([encode(model, self.encoder, chunk) for chunk in side.chunks])[side.order]
+    def embeddings(self, model, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Embeds the queries and the functions of a batch. Returns Tensor[B, d] and Tensor[C, d]."""
+        # Several passes share the weights in half precision.
+        with self.accelerator.autocast() if len(batch.passes) > 1 else contextlib.nullcontext():
+            embeddings = torch.cat([encode(model, self.encoder, inputs) for inputs in batch.passes])
+        return embeddings.index_select(0, batch.queries), embeddings.index_select(0, batch.codes)
 
     def block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
         """Returns the loss of one block of this process's queries against the functions of the batch.
@@ -471,7 +459,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         inputs = self._prepare_inputs(inputs)
         accumulated = self.current_gradient_accumulation_steps
         loss = cached_backward(
-            lambda chunk: encode(model, self.encoder, chunk),
+            lambda of_pass: encode(model, self.encoder, of_pass),
             inputs,
             lambda queries, codes, block: self.block_loss(queries, codes, inputs, block) / accumulated,
             self.accelerator.backward,
@@ -601,8 +589,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         preflight.check_evaluated(self.args, self.eval_dataset, bool(self.early_stops))
         loss = reporting.loss_table(self.plan, self.estimator)
         kind = self.accelerator.distributed_type.value
-        origins = getattr(self.args, "origins", None)
-        table = banner(loss, self.setup_table(), self.encoder, kind, origins)
+        table = banner(self.args, loss, self.setup_table(), self.encoder, kind)
         warnings = warnings_of(self.args, self.plan, self.encoder, self.model)
         print_on_main("\n".join([table, *warnings]))
         self.prepare_rows()
@@ -629,7 +616,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         metrics_choose = bool(self.early_stops) or choose_by_metrics(self.args)
         found = run_fingerprint(self.args, metrics_choose=metrics_choose) | self.depends_on
         found[TRAINING_ROWS] = self.train_split.fingerprint()
-        found["the forward passes"] = "padded" if self.why_padded else "packed"
+        found["the forward passes"] = "packed" if self.passes.packed else "padded"
         if metrics_choose:
             found["the evaluation rows"] = splits_hash(self.eval_dataset)
         return found | loaded_fingerprint(

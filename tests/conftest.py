@@ -2,6 +2,7 @@
 
 import copy
 import gzip
+import importlib
 import importlib.util
 import json
 import os
@@ -81,6 +82,12 @@ def make_row(query: str, code: str, number: int) -> dict:
         "url": f"https://example.org/module_{number}.py#L1",
         "partition": "train",
     }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def in_float32():
+    """Runs all tests in float32, except those of precision, which say what the processor can do."""
+    importlib.import_module("without_bf16")
 
 
 @pytest.fixture(scope="session")

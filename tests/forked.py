@@ -18,6 +18,7 @@ TESTS = Path(__file__).parent
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
+        "without_bf16",
         "run_codesearch",
         "soft_trainer.trainer",
         "soft_trainer.run.record",

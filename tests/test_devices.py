@@ -116,18 +116,20 @@ def test_dropout_is_replayed_on_every_device(monkeypatch, device):
 @pytest.mark.parametrize(
     ("device", "supported", "expected"),
     [
-        ("cpu", True, None),
-        ("cuda", True, torch.bfloat16),
-        ("cuda", False, torch.float16),
-        ("mps", True, torch.bfloat16),
+        ("cpu", True, "bf16"),
+        ("cpu", False, "float32"),
+        ("cuda", True, "bf16"),
+        ("cuda", False, "fp16"),
+        ("mps", True, "bf16"),
     ],
 )
-def test_a_frozen_encoder_runs_in_the_half_precision_that_its_device_has(monkeypatch, device, supported, expected):
+def test_a_frozen_encoder_runs_in_the_precision_that_its_device_has(monkeypatch, device, supported, expected):
     def is_bf16_supported(including_emulation=True):
         return supported or including_emulation
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
-    assert frozen_encoder.half_precision(torch.device(device)) == expected
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": supported}, raising=False)
+    assert frozen_encoder.frozen_precision(torch.device(device)) == expected
 
 
 def test_the_initial_model_is_placed_for_the_time_of_encoding(trainer_of, monkeypatch):

@@ -13,10 +13,8 @@ from transformers import TrainerCallback
 
 from soft_trainer import BM25Estimator, losses
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
 from soft_trainer.training.checkpoints import mark_complete, newest_complete
-from soft_trainer.training.collator import ChunkCost, PairCollator
 from soft_trainer.training.finite import NotFiniteError
 
 
@@ -62,30 +60,13 @@ def test_plain_training_arguments_mean_soft_info_nce_with_an_estimator_and_info_
     assert trainer_of(estimator=None, plain=True).criterion.loss == "info_nce"
 
 
-def test_chunks_of_like_length_give_the_loss_and_gradients_of_one_padded_batch(trainer_of, model, tokenizer):
-    model.eval()
-    results = []
-    for cost in (ChunkCost(overhead=1.0), None):
-        collator = PairCollator(tokenizer.pad_token_id, cost)
-        trainer = trainer_of(arguments={"model": copy.deepcopy(model), "data_collator": collator})
-        batch = batches_of(trainer)[0]
-        loss = trainer.compute_loss(trainer.model, batch)
-        loss.backward()
-        results.append((len(batch.code.chunks), loss, [p.grad for p in trainer.model.parameters()]))
-    (many, loss, gradients), (one, expected, expected_gradients) = results
-    assert many > one == 1
-    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    for gradient, other in zip(gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(gradient, other, atol=1e-5, rtol=1e-4)
-
-
 def test_the_loss_is_that_of_the_formula_on_the_rows_of_the_batch(trainer_of, model):
     model.eval()
     trainer = trainer_of()
     batch = batches_of(trainer)[0]
-    with torch.no_grad():
+    with torch.no_grad(), trainer.running():
         loss = trainer.compute_loss(model, batch)
-        queries, codes = (normalize(trainer.embeddings(model, getattr(batch, side))) for side in SIDES)
+        queries, codes = map(normalize, trainer.embeddings(model, batch))
     similarity = BM25Estimator()
     similarity.fit(Split.from_pairs(trainer.train_dataset.select(batch.rows.tolist())))
     n = len(batch.rows)
@@ -112,11 +93,10 @@ def test_accumulating_two_batches_is_not_one_batch_of_twice_the_size(trainer_of)
 def test_evaluation_equals_brute_force(trainer_of, model):
     trainer = trainer_of()
     output = trainer.predict(trainer.eval_dataset)
-    batch = trainer.data_collator([trainer._train_batches()[row] for row in range(24)])
+    batch = trainer._train_batches().__getitems__(list(range(24)))
     model.eval()
-    with torch.no_grad():
-        sides = (trainer.embeddings(model, batch[side]).double() for side in SIDES)
-        q, c = map(normalize, sides)
+    with torch.no_grad(), trainer.running():
+        q, c = (normalize(each.double()) for each in trainer.embeddings(model, batch))
     scores = q @ c.T
     expected = 1 + (scores > scores.diagonal()[:, None]).sum(1)
     assert output.ranking.ranks.tolist() == expected.tolist()

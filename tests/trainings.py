@@ -65,7 +65,8 @@ def gradients(trainer, batch) -> tuple[float, dict]:
     trainer.model.zero_grad()
     trainer.current_gradient_accumulation_steps = 1
     trainer.create_optimizer()
-    loss = trainer.training_step(trainer.model, batch)
+    with trainer.running():
+        loss = trainer.training_step(trainer.model, batch)
     return float(loss), {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
 
 

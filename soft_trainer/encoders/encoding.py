@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from soft_trainer import distributed
 from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
-from soft_trainer.encoders.packing import PACKED, encode_packed, first_position, pack
+from soft_trainer.encoders.packing import PACKED, Passes, encode_packed, pack, token_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import encoder_fingerprint
@@ -87,7 +87,7 @@ def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
 
 def token_count(item: Sequence[int] | dict) -> int:
     """Returns the number of tokens in a row, including data-flow nodes."""
-    return len(item["input_ids"] if isinstance(item, dict) else item)
+    return len(token_ids(item))
 
 
 def pad(
@@ -123,6 +123,66 @@ def padded_width(longest: int, limit: int) -> int:
     """
     longest = max(longest, 1)
     return max(min(-(-longest // GPU_STEP) * GPU_STEP, limit), longest)
+
+
+class Collator(Protocol):
+    """Turns the tokens of texts into the model inputs of one forward pass. Data workers get a pickled copy.
+
+    Attributes:
+        packs: True if a pass may hold queries together with functions.
+    """
+
+    packs: bool
+
+    def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
+        """Collates texts.
+
+        Args:
+            items: each text's token ids, or its features with data flow.
+            prompt_lengths: the number of leading tokens that pooling skips; for each text, int64[n], if this collator
+                packs.
+            limit: the maximum number of tokens in a text.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class PackingCollator:
+    """Joins texts without padding; see `pack`."""
+
+    first_position: int = 0
+    packs: ClassVar[bool] = True
+
+    def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
+        """Joins texts."""
+        return pack(items, prompt_lengths, self.first_position)
+
+
+@dataclass(frozen=True)
+class PaddingCollator:
+    """Pads texts to the longest one; see `pad`.
+
+    Args:
+        few_lengths: True to pad to one of a few lengths (`padded_width`), which suits a GPU.
+    """
+
+    pad_token_id: int
+    few_lengths: bool = False
+    packs: ClassVar[bool] = False
+
+    def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
+        """Pads texts."""
+        width = 1
+        if self.few_lengths:
+            width = padded_width(max(map(token_count, items)), limit)
+        return pad(items, self.pad_token_id, prompt_lengths, width)
+
+
+def collator_of(passes: Passes, pad_token_id: int, device: torch.device) -> Collator:
+    """Returns the collator for an encoder's passes on a device."""
+    if passes.packed:
+        return PackingCollator(passes.first_position)
+    return PaddingCollator(pad_token_id, few_lengths=device.type != "cpu")
 
 
 # ---- Batches to embeddings ----
@@ -315,14 +375,14 @@ class Encoder:
     It is a `TextEncoder` that runs in torch.
 
     Args:
-        packed: True to encode texts without padding. The model must then be inside `passes.running`.
+        passes: how forward passes run. If they are packed, the model must be inside `passes.running`.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     profile: EncoderProfile
     truncate_dim: int | None = None
-    packed: bool = False
+    passes: Passes = Passes()
     runtime: ClassVar[str] = "torch"
 
     def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
@@ -439,7 +499,7 @@ def batch_slices(
     while start < len(lengths):
         if encoder.model.device.type == "cpu":
             share = batch_size
-        elif encoder.packed:
+        elif encoder.passes.packed:
             end = ends[start] - lengths[start] + processes * budget
             share = (int(np.searchsorted(ends, end, side="right")) - start) // processes
         else:
@@ -459,9 +519,9 @@ def _embed_batches(
     model = encoder.model
     profile = encoder.profile
     prompt = prompt_length(encoder.tokenizer, profile, side)
-    first = first_position(model) if encoder.packed else 0
     limit = profile.max_tokens(side)
     device = model.device
+    collate = collator_of(encoder.passes, encoder.tokenizer.pad_token_id, device)
     number = sum(map(len, batches))
     dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
     embeddings = torch.empty(number, dimensions(model, profile), device=device, dtype=dtype)
@@ -471,12 +531,7 @@ def _embed_batches(
     with Progress(progress, number, "text") as bar:
         for rows in batches:
             texts = [items[int(row)] for row in rows] or [items[0]]
-            if encoder.packed:
-                inputs = pack(texts, prompt, first)
-            else:
-                width = 1 if device.type == "cpu" else padded_width(max(map(token_count, texts)), limit)
-                inputs = pad(texts, encoder.tokenizer.pad_token_id, prompt, width)
-            encoded = encode(model, profile, moved(inputs, device))
+            encoded = encode(model, profile, moved(collate(texts, prompt, limit), device))
             embeddings[done : done + len(rows)] = encoded[: len(rows)].to(dtype)
             done += len(rows)
             bar.update(len(rows))

@@ -2,41 +2,80 @@
 
 The model gets the tokens of all texts as one row, positions that restart in each text, and the borders between texts.
 Its attention must be a function that reads the borders, so that each token attends to its own text only; see
-`passes.py`.
+`attention.py`. `passes.py` decides which encoders are packed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from soft_trainer.dataflow.inputs import packed_graphs, packed_node_embeddings
 from soft_trainer.encoders.profiles import EncoderProfile
 
 PACKED = "soft_trainer_packed"  # the name of the attention function in `transformers`
 
 
-def pack(items: Sequence[Sequence[int]], prompt_lengths: int | np.ndarray = 0, first: int = 0) -> dict:
-    """Joins the token ids of n texts into one row of T tokens.
+@dataclass(frozen=True)
+class Passes:
+    """How an encoder's forward passes run. `decide_passes` in `passes.py` makes this value.
 
     Args:
+        why_padded: why texts are padded, or None if the texts of a pass are joined without padding ("packed").
+        precision: the number format of the passes, such as "bf16".
+        first_position: the position of each text's first token in a packed pass; see `first_position`.
+    """
+
+    why_padded: str | None = "outside a run"
+    precision: str = "float32"
+    first_position: int = 0
+
+    @property
+    def packed(self) -> bool:
+        """True if the texts of a pass are joined without padding."""
+        return self.why_padded is None
+
+    def __str__(self) -> str:
+        if self.packed:
+            return "packed"
+        return f"padded ({self.why_padded})"
+
+
+def token_ids(item: Sequence[int] | Mapping) -> Sequence[int]:
+    """Returns the token ids of a text, including its data-flow nodes."""
+    if isinstance(item, Mapping):
+        return item["input_ids"]
+    return item
+
+
+def pack(items: Sequence[Sequence[int] | Mapping], prompt_lengths: int | np.ndarray = 0, first: int = 0) -> dict:
+    """Joins n texts into one row of T tokens.
+
+    Args:
+        items: each text's token ids, or its features with data flow.
         prompt_lengths: the number of leading tokens that pooling skips, for all texts or for each, int64[n].
         first: the position of each text's first token; see `first_position`.
 
     Returns:
         `input_ids` and `position_ids`, LongTensor[1, T]; `borders`, IntTensor[n + 1], where each text starts and the
         last one ends; `pooled_from`, LongTensor[n], where pooling starts in each text; and `longest`, the number of
-        tokens in the longest text, which stays on the host.
+        tokens in the longest text, which stays on the host. With data flow, also the result of `packed_graphs`.
     """
-    lengths = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
+    ids = [token_ids(item) for item in items]
+    lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
     borders = np.concatenate([[0], lengths.cumsum()])
-    places = np.arange(borders[-1]) - np.repeat(borders[:-1], lengths)
-    return {
-        "input_ids": torch.from_numpy(np.concatenate(items).astype(np.int64))[None],
-        "position_ids": torch.from_numpy(places + first)[None],
+    positions = np.arange(borders[-1]) - np.repeat(borders[:-1], lengths) + first
+    graphs = {}
+    if any(isinstance(item, Mapping) for item in items):
+        graphs = packed_graphs(items, borders, positions)
+    return graphs | {
+        "input_ids": torch.from_numpy(np.concatenate(ids).astype(np.int64))[None],
+        "position_ids": torch.from_numpy(positions)[None],
         "borders": torch.from_numpy(borders.astype(np.int32)),
         "pooled_from": torch.from_numpy(borders[:-1] + np.minimum(prompt_lengths, lengths)),
         "longest": int(lengths.max()),
@@ -71,8 +110,12 @@ def encode_packed(model: nn.Module, plain: nn.Module, profile: EncoderProfile, i
         # Our attention ignores the mask. A mask with four dimensions is passed on as it is, whereas without a mask,
         # decoders look for borders among the positions, and the host would wait for the result.
         mask = inputs["input_ids"].new_zeros(1, 1, 1, 1)
+    texts = {"input_ids": inputs["input_ids"]}
+    if "attends" in inputs:
+        mask = inputs["attends"][None, None, None]
+        texts = {"inputs_embeds": packed_node_embeddings(plain.get_input_embeddings(), inputs)}
     outputs = model(
-        input_ids=inputs["input_ids"],
+        **texts,
         position_ids=inputs["position_ids"],
         attention_mask=mask,
         cu_seq_lens_q=borders,

@@ -1,8 +1,7 @@
 """Decides how an encoder's forward passes run, packed or padded, and prepares the encoder for them.
 
-A packed pass needs an attention function that reads the borders between texts. Ours calls torch's variable-length
-flash kernel on a GPU, and loops over the texts on a CPU, which is slow and meant for tests. It is registered with
-`transformers` under the name `PACKED`, and computes padded passes as "sdpa" does.
+A packed pass needs the attention in `attention.py`, which reads the borders between texts. Some encoders cannot use
+it, and some accept the borders and ignore them, so packed embeddings are compared with padded ones first.
 """
 
 from __future__ import annotations
@@ -15,100 +14,30 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedModel
 
-from soft_trainer.encoders.encoding import encode, pad
-from soft_trainer.encoders.packing import PACKED, first_position, pack
+from soft_trainer.encoders.attention import PACKED
+from soft_trainer.encoders.encoding import encode, moved, pad
+from soft_trainer.encoders.packing import Passes, first_position, pack
 from soft_trainer.encoders.profiles import EncoderProfile
 
-HALF = ("bf16", "fp16", "bfloat16", "float16")  # precisions of the flash kernel
+HALF = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16}
 LARGEST_HEAD = 256  # the flash kernel's limit
 LARGEST_COMPARED = 1_000_000_000  # parameters; a larger model would take minutes on a CPU
 COMPARED_TOKENS = 1024  # enough to exceed the positions of most models that learn them
 TOLERANCE = 1e-3  # relative; rounding causes 1e-5, and an encoder that ignores borders 0.1 or more
-UNREADABLE = ("softcap", "position_bias", "s_aux")  # arguments of attention that the flash kernel does not have
+TOLERANCE_IN_HALF = 0.02  # the same in half precision, where rounding causes 0.005
+BF16_UNITS = ("avx512_bf16", "amx_bf16")  # instructions without which a CPU emulates bfloat16
 
 
-# ---- Attention ----
-
-
-def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **kwargs,
-) -> tuple[Tensor, None]:
-    """Computes attention within each text if `cu_seq_lens_q` has the borders between texts, otherwise as "sdpa".
-
-    Args:
-        query, key, value: Tensor[1, heads, T, d]. There may be fewer heads of keys and values.
-
-    Returns:
-        Tensor[1, T, heads, d], and no attention weights.
-
-    Raises:
-        ValueError: the model's attention has a term that the kernel cannot compute.
-    """
-    borders = kwargs.get("cu_seq_lens_q")
-    if borders is None:
-        options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options, **kwargs)
-    for name in UNREADABLE:
-        if kwargs.get(name) is not None:
-            raise ValueError(f"its attention has {name}")
-    causal = module.is_causal if is_causal is None else is_causal
-    window = kwargs.get("sliding_window")
-    if window is not None:
-        window -= 1  # `transformers` counts the token itself
-    # Rotary embeddings make queries and keys float32 under autocast. The values come from a linear layer.
-    query, key, value = (each.transpose(1, 2).squeeze(0).to(value.dtype) for each in (query, key, value))
-    if query.device.type == "cpu":
-        outputs = _attend_by_text(query, key, value, borders.tolist(), dropout, scaling, causal, window)
-    else:
-        longest = kwargs["max_length_q"]
-        outputs = torch.ops.aten._flash_attention_forward(
-            query,
-            key,
-            value,
-            borders,
-            borders,
-            longest,
-            longest,
-            dropout,
-            causal,
-            False,
-            scale=scaling,
-            window_size_left=window,
-            window_size_right=0 if causal else window,
-        )[0]
-    return outputs[None], None
-
-
-def _attend_by_text(query, key, value, borders, dropout, scaling, causal, window) -> Tensor:
-    """Computes attention for one text after the other. All tensors are Tensor[T, heads, d]."""
-    outputs = []
-    for start, end in zip(borders, borders[1:], strict=False):
-        place = torch.arange(end - start)
-        apart = place[:, None] - place
-        seen = apart.abs() <= (end if window is None else window)
-        if causal:
-            seen &= apart >= 0
-        one = [each[start:end].transpose(0, 1)[None] for each in (query, key, value)]
-        attended = F.scaled_dot_product_attention(*one, seen, dropout, scale=scaling, enable_gqa=True)
-        outputs.append(attended[0].transpose(0, 1))
-    return torch.cat(outputs)
-
-
-AttentionInterface.register(PACKED, attend)
-AttentionMaskInterface.register(PACKED, sdpa_mask)  # for padded passes
+def computes_bf16(device: torch.device) -> bool:
+    """Returns True if a device computes in bfloat16 without emulation. Before torch 2.11, no CPU tells."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):
+        capabilities = torch.cpu.get_capabilities()
+        return any(capabilities.get(unit, False) for unit in BF16_UNITS)
+    return False
 
 
 @contextlib.contextmanager
@@ -135,35 +64,52 @@ def running(model: PreTrainedModel, packed: bool) -> Iterator[None]:
 # ---- Which encoders can be packed ----
 
 
-def why_padded(
-    model: PreTrainedModel, profile: EncoderProfile, device: torch.device, precision: str, on_cpu: bool = False
-) -> str | None:
-    """Returns why an encoder's passes must be padded, or None if texts can be packed.
+def decide_passes(
+    model: PreTrainedModel,
+    profile: EncoderProfile,
+    device: torch.device,
+    precision: str,
+    packing: object = "auto",
+    why_padded: str | None = None,
+) -> Passes:
+    """Decides how an encoder's forward passes run. Runs once for each encoder, before FSDP wraps the encoder.
 
     Args:
         device: where the encoder will run.
         precision: the number format of the forward pass, such as "bf16".
-        on_cpu: True to pack on a CPU too, in any precision.
+        packing: the option, `False` or "false" to pad.
+        why_padded: why the run pads its passes whatever the encoder, or None.
     """
+    if str(packing).lower() == "false":
+        why_padded = "packing=false"
+    if why_padded is None:
+        why_padded = _why_padded(model, profile, device, precision)
+    if why_padded is None:
+        return Passes(None, precision, first_position(model))
+    return Passes(why_padded, precision)
+
+
+def _why_padded(model: PreTrainedModel, profile: EncoderProfile, device: torch.device, precision: str) -> str | None:
+    """Returns why an encoder's passes must be padded, or None if its texts can be packed."""
     config = model.config
     name = type(model).__name__
-    attention = str(config._attn_implementation)
-    if device.type != "cuda" and not (on_cpu and device.type == "cpu"):
+    implementation = str(config._attn_implementation)
+    if device.type not in ("cuda", "cpu"):
         return f"the device is {device.type}"
     if getattr(model, "takes_means", False):
         return "a static encoder has no attention"
-    if profile.data_flow_length:
+    if profile.data_flow_length and device.type == "cuda":
         return "data flow needs a mask"
     if not (model.is_backend_compatible() and model._supports_flash_attn):
         return f"{name} has no variable-length attention"
-    if attention not in ("sdpa", PACKED) and "flash" not in attention:
-        return f"attn_implementation={attention}"
+    if implementation not in ("sdpa", PACKED) and "flash" not in implementation:
+        return f"attn_implementation={implementation}"
     if device.type == "cuda":
         if precision not in HALF:
             return f"precision {precision}; packing needs bf16 or fp16"
-        if "flash" not in attention and (reason := _kernel_error(_head_size(config), device)):
+        if "flash" not in implementation and (reason := _kernel_error(_head_size(config), device)):
             return reason
-    return difference(model, profile)
+    return difference(model, profile) or difference_on(device, model, profile, precision)
 
 
 def _head_size(config) -> int:
@@ -197,6 +143,7 @@ def difference(model: PreTrainedModel, profile: EncoderProfile) -> str | None:
     """
     if model.num_parameters() > LARGEST_COMPARED:
         return None
+    name = type(model).__name__
     # A copy in float32 without hooks, gradients or a second copy on the device.
     copied = {id(each): nn.Parameter(_in_float32(each), requires_grad=False) for each in model.parameters()}
     copied |= {id(each): _in_float32(each) for each in model.buffers()}
@@ -204,19 +151,49 @@ def difference(model: PreTrainedModel, profile: EncoderProfile) -> str | None:
     if "flash" in twin.config._attn_implementation:
         twin.set_attn_implementation("sdpa")
     items = _texts(twin.config, profile)
-    packed = pack(items, first=first_position(twin))
-    padded = pad(items, getattr(twin.config, "pad_token_id", None) or 0)
-    name = type(model).__name__
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         try:
-            expected = encode(twin, profile, padded)  # quantized weights and some kernels do not run on a CPU
+            expected = encode(twin, profile, pad(items, _pad_token_id(twin)))
             twin.set_attn_implementation(PACKED)
-            found = encode(twin, profile, packed)
-        except Exception as error:  # whatever it is, padded passes work
+            found = encode(twin, profile, pack(items, first=first_position(twin)))
+        except Exception as error:  # quantized weights, for example, do not run on a CPU; padded passes work
             return f"{name} cannot be packed: {(str(error) or type(error).__name__).splitlines()[0]}"
-    if found.shape == expected.shape and (found - expected).norm() <= TOLERANCE * expected.norm():
+    if _close(found, expected, TOLERANCE):
         return None
     return f"{name} gives other embeddings when packed"
+
+
+def difference_on(device: torch.device, model: PreTrainedModel, profile: EncoderProfile, precision: str) -> str | None:
+    """Compares packed with padded embeddings of a few texts on a GPU in half precision, where the kernel is another.
+
+    Returns a sentence if they differ, or None. On a CPU, `difference` has compared them.
+    """
+    if device.type != "cuda" or model.device.type != "cuda":
+        return None
+    items = _texts(model.config, profile)[:4]
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast("cuda", HALF[precision]):
+            with running(model, packed=False):
+                expected = encode(model, profile, moved(pad(items, _pad_token_id(model)), device))
+            with running(model, packed=True):
+                found = encode(model, profile, moved(pack(items, first=first_position(model)), device))
+    finally:
+        model.train(training)
+    if _close(found, expected, TOLERANCE_IN_HALF):
+        return None
+    return f"{type(model).__name__} gives other embeddings when packed on {device.type}"
+
+
+def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Returns True if two arrays of embeddings differ by at most a relative tolerance."""
+    return found.shape == expected.shape and bool((found - expected).norm() <= tolerance * expected.norm())
+
+
+def _pad_token_id(model: PreTrainedModel) -> int:
+    """Returns the id of the padding, or 0 if the model has none."""
+    return getattr(model.config, "pad_token_id", None) or 0
 
 
 def _in_float32(part: Tensor) -> Tensor:
@@ -227,8 +204,11 @@ def _in_float32(part: Tensor) -> Tensor:
     return part
 
 
-def _texts(config, profile: EncoderProfile) -> list[np.ndarray]:
-    """Returns random token ids: texts of the profile's lengths that have more tokens than the model has positions."""
+def _texts(config, profile: EncoderProfile) -> list:
+    """Returns random token ids: texts of the profile's lengths that have more tokens than the model has positions.
+
+    With data flow, every other text has two nodes.
+    """
     special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "cls", "sep")}
     words = np.setdiff1d(np.arange(config.vocab_size), [each for each in special if isinstance(each, int)])
     tokens = min(getattr(config, "max_position_embeddings", None) or COMPARED_TOKENS, COMPARED_TOKENS)
@@ -237,4 +217,14 @@ def _texts(config, profile: EncoderProfile) -> list[np.ndarray]:
     lengths = itertools.cycle((profile.query_length // 2, profile.code_length, profile.query_length))
     while len(texts) < 3 or sum(map(len, texts)) <= tokens:
         texts.append(draw.choice(words, next(lengths)))
+    if profile.data_flow_length:
+        texts[::2] = [_with_nodes(ids, first_position_id=config.pad_token_id + 1) for ids in texts[::2]]
     return texts
+
+
+def _with_nodes(ids: np.ndarray, first_position_id: int) -> dict:
+    """Returns features with data flow (see `graph_features`) whose last two ids are nodes of the first two tokens."""
+    codes = len(ids) - 2
+    positions = [*range(first_position_id, first_position_id + codes), 0, 0]
+    edges = {"edge_targets": [1], "edge_sources": [0]}
+    return {"input_ids": ids, "position_ids": positions, "node_starts": [0, 1], "node_ends": [1, 2]} | edges

@@ -37,6 +37,7 @@ class Estimator:
             do not apply, because the positive always has the largest similarity.
         in_workers: True if data workers may call `similarity` before the step. In that case, the method must not need
             a GPU, and the fitted estimator must be picklable.
+        packing: the run's option of this name, which the trainer sets before `fit`.
     """
 
     alpha: float = 1.0
@@ -47,6 +48,7 @@ class Estimator:
     distill_temperature: float = 1.0
     compares_codes: bool = True
     in_workers: bool = False
+    packing: str | bool = "auto"
 
     def __repr__(self) -> str:
         """Formats the estimator as a constructor call with all arguments that differ from their defaults."""

@@ -16,7 +16,8 @@ from soft_trainer.data.tokens import column_of
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, placed, prompt_length
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.passes import running, why_padded
+from soft_trainer.encoders.packing import Passes
+from soft_trainer.encoders.passes import HALF, computes_bf16, decide_passes, running
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, NeighbourEstimator, Rows, as_array, check_fitted
@@ -24,16 +25,18 @@ from soft_trainer.estimators.neighbours import Excluded, Neighbours, cached_neig
 from soft_trainer.fingerprints import fingerprint
 
 
-def half_precision(device: torch.device) -> torch.dtype | None:
-    """Returns the half precision in which a frozen encoder runs on a device, or None for float32 on a CPU.
+def frozen_precision(device: torch.device) -> str:
+    """Returns the precision in which a frozen encoder runs on a device: bf16 if the device computes in it.
 
-    float16 can overflow, but older GPUs, such as T4 and V100, only emulate bfloat16.
+    Other GPUs, such as T4 and V100, use fp16, which can overflow. Other CPUs use float32.
     """
+    if computes_bf16(device):
+        return "bf16"
+    if device.type == "cuda":
+        return "fp16"
     if device.type == "cpu":
-        return None
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.float16
-    return torch.bfloat16
+        return "float32"
+    return "bf16"
 
 
 class EncodedRowsEstimator(NeighbourEstimator):
@@ -55,6 +58,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
 
     in_workers = True
     encoder_identity: str | None = None
+    _passes: Passes | None = None  # of the encoder that `load` returned last, if decided
     _scale = 1.0  # the factor on the dot products of `_queries` and `_codes`; `fit` sets it
     _code_values = CodeValues()
 
@@ -82,13 +86,14 @@ class EncodedRowsEstimator(NeighbourEstimator):
 
     def load(self) -> Encoder:
         """Loads the frozen encoder onto this process's device."""
+        self._passes = None
         return load_encoder(self._name, self._revision, distributed.device(), self.trust_remote_code)
 
     def encode_rows(self, dataset, side: str, encoder: Encoder) -> np.ndarray:
         """Encodes all queries or all functions of a data set as an array [rows, d], to be compared by dot product.
 
-        The embeddings are cached if the estimator has a cache folder. A GPU encodes in half precision, preferably
-        bfloat16, because float16 can overflow.
+        The embeddings are cached if the estimator has a cache folder. They are computed in `frozen_precision`, and
+        stored as float16 if that is half precision.
 
         Args:
             side: "query" or "code".
@@ -100,8 +105,8 @@ class EncodedRowsEstimator(NeighbourEstimator):
         profile = encoder.profile
         tokenizer = encoder.tokenizer
         device = distributed.device()
-        half = half_precision(device)
-        dtype = np.dtype(np.float32 if half is None else np.float16)
+        precision = frozen_precision(device)
+        dtype = np.dtype(np.float16 if precision in HALF else np.float32)
         with distributed.main_process_first():
             tokens = column_of(dataset, side, profile, tokenizer)
         prompt = prompt_length(tokenizer, profile, side)
@@ -109,16 +114,16 @@ class EncodedRowsEstimator(NeighbourEstimator):
 
         def build() -> Tensor:
             model = encoder.model
-            packed = encoder.packed
-            if device.type == "cuda" and not packed:
-                packed = why_padded(model, profile, device, str(half).removeprefix("torch.")) is None
-            packing = dataclasses.replace(encoder, packed=packed)
+            if self._passes is None:
+                self._passes = decide_passes(model, profile, device, precision, self.packing)
+            passes = self._passes
             with (
                 placed(model, device),
-                running(model, packed),
-                torch.autocast(device.type, dtype=half, enabled=half is not None),
+                running(model, passes.packed),
+                torch.autocast(device.type, HALF.get(precision), enabled=precision in HALF),
             ):
-                embeddings = embed_sharded(packing, tokens, side, self.batch_size, progress)
+                ready = dataclasses.replace(encoder, passes=passes)
+                embeddings = embed_sharded(ready, tokens, side, self.batch_size, progress)
             embeddings = comparable(profile, embeddings)
             if not (embeddings.abs() <= float(np.finfo(dtype).max)).all():
                 raise UserError(
@@ -244,6 +249,7 @@ class InitialModelEstimator(TrainedModelEstimator):
 
     def load(self) -> Encoder:
         """Returns the trainer's encoder with its current weights. Raises UserError if no encoder is bound."""
+        self._passes = None
         if self._encoder is None:
             raise UserError("estimator=initial_model needs a SoftInfoNCETrainer, which supplies the encoder")
         return self._encoder

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-import torch
-
 from soft_trainer.choices import COMPARE_QUERIES, ESTIMATORS, WEIGHTINGS
 from soft_trainer.criterion import Criterion
 from soft_trainer.encoders.hub_files import published_name, repository_file
 from soft_trainer.encoders.packaged import BASE
+from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import TEACHER_WEIGHT
@@ -64,7 +63,9 @@ OF_WEIGHTING = ("alpha", "beta", "floor", "margin")  # each is read by one of th
 
 
 def choose_precision(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> None:
-    """Sets `bf16` if neither the arguments nor the launcher chose a precision.
+    """Sets `bf16` if neither the arguments nor the launcher chose a precision and the device computes in bfloat16.
+
+    The table of settings says so, because `precision_is_default` is set then.
 
     `accelerate launch` exports the precision "no" even if the user has not set one, so "no" is not a choice. DeepSpeed
     reads the precision from its own configuration.
@@ -74,9 +75,10 @@ def choose_precision(args: SoftInfoNCETrainingArguments, profile: EncoderProfile
     args.bf16 = args.mixed_precision == "bf16"
     if args.mixed_precision != "no" or args.deepspeed_plugin is not None or profile.name == "static":
         return
-    if args.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+    if computes_bf16(args.device):
         args.bf16 = True
         args.mixed_precision = "bf16"
+        args.precision_is_default = True
 
 
 def encoder_kind(profile: EncoderProfile, model: str | None, revision: str | None = None) -> str:

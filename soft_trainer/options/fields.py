@@ -431,13 +431,13 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     seed: int = training_option(42, "Random seed for rows, batches, dropout and new weights.", least=0)
     bf16: bool | None = training_option(
         None,
-        "Train and encode in bfloat16. Default: yes on a GPU, but not if static.",
+        "Train and encode in bfloat16. Default: yes on a GPU or CPU that computes in it, but not if static.",
         evaluation=True,
     )
     packing: str = not_in_results(
         "auto",
-        "Join the texts of a batch without padding, so that a step is one forward pass: auto (on a GPU in half "
-        "precision, if the encoder supports it), true (on a CPU too, which is slow) or false.",
+        "Join the texts of a batch without padding, so that a step is one forward pass: auto (if the encoder and the "
+        "run support it), true (otherwise an error) or false, for every encoder of the run.",
         choices=("auto", "true", "false"),
         evaluation=True,
     )

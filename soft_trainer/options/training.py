@@ -88,11 +88,13 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         named: the names of the options that the caller set.
         of_recipe: those of them that only a recipe set.
         origins: after `apply_defaults`, who chose the value of an option: "encoder", "recipe" or "you".
+        precision_is_default: True if `choose_precision` chose bf16.
     """
 
     named = frozenset()
     of_recipe = frozenset()
     origins = None
+    precision_is_default = False
     __signature__ = _SignatureOfInit()
 
     logging_steps: float = _default("logging_steps", 50)

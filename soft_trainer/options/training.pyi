@@ -23,7 +23,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             0.
         learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static or
             distilled; 1e-3 for base and from scratch; 1e-4 for adapters (LoRA). Values: 0 or more.
-        bf16: Train and encode in bfloat16. Default: yes on a GPU, but not if static.
+        bf16: Train and encode in bfloat16. Default: yes on a GPU or CPU that computes in it, but not if static.
         disable_tqdm: Print lines instead of progress bars. Default: only without a terminal.
         per_device_eval_batch_size: Number of texts that each process encodes at once during evaluation. On a GPU,
             more texts if they are short. Values: 1 or more. Default: 64.
@@ -96,8 +96,9 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             as 768,256,64.
         overwrite: Start over and replace the run in the output folder, instead of continuing it or stopping with an
             error. Default: False.
-        packing: Join the texts of a batch without padding, so that a step is one forward pass: auto (on a GPU in half
-            precision, if the encoder supports it), true (on a CPU too, which is slow) or false. Default: 'auto'.
+        packing: Join the texts of a batch without padding, so that a step is one forward pass: auto (if the encoder
+            and the run support it), true (otherwise an error) or false, for every encoder of the run. Default:
+            'auto'.
         report: In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of
             the results at the end. The command line always does this. Default: False.
         merge_lora: Save the whole encoder, with the adapter merged into its weights. Default: False.
@@ -108,6 +109,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         named: the names of the options that the caller set.
         of_recipe: those of them that only a recipe set.
         origins: after `apply_defaults`, who chose the value of an option: "encoder", "recipe" or "you".
+        precision_is_default: True if `choose_precision` chose bf16.
     """
 
     named: frozenset[str]
@@ -122,7 +124,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static or distilled; 1e-3 for base
     and from scratch; 1e-4 for adapters (LoRA). Values: 0 or more."""
     bf16: bool | None = None
-    """Train and encode in bfloat16. Default: yes on a GPU, but not if static."""
+    """Train and encode in bfloat16. Default: yes on a GPU or CPU that computes in it, but not if static."""
     disable_tqdm: bool | None = None
     """Print lines instead of progress bars. Default: only without a terminal."""
     per_device_eval_batch_size: int = 64
@@ -227,8 +229,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Start over and replace the run in the output folder, instead of continuing it or stopping with an error.
     Default: False."""
     packing: str = "auto"
-    """Join the texts of a batch without padding, so that a step is one forward pass: auto (on a GPU in half precision,
-    if the encoder supports it), true (on a CPU too, which is slow) or false. Default: 'auto'."""
+    """Join the texts of a batch without padding, so that a step is one forward pass: auto (if the encoder and the run
+    support it), true (otherwise an error) or false, for every encoder of the run. Default: 'auto'."""
     report: bool = False
     """In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of the
     results at the end. The command line always does this. Default: False."""

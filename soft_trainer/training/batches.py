@@ -18,7 +18,7 @@ from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts, text_ids
 from soft_trainer.encoders.encoding import mapped_inputs
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.training.collator import PairCollator, Side
+from soft_trainer.training.collator import Inputs, PairCollator
 from soft_trainer.training.negatives import HardNegatives
 from soft_trainer.training.targets import TargetMaker
 
@@ -30,7 +30,9 @@ class Batch:
     If negatives are gathered, the N functions come from all processes, ordered by rank.
 
     Args:
-        query, code: the model inputs for this process's queries and functions, or None if they are packed together.
+        passes: the model inputs of each forward pass of this process; see `Inputs`.
+        queries: LongTensor[B], the index of each of this process's queries among the embeddings of the passes.
+        codes: LongTensor[C], the index of each of this process's functions.
         targets: the positives and negatives of the B queries. The loader gives the estimator's similarities at most;
             the step makes the weights from them (`TargetMaker.weighed`).
         rows: int64[B], the index of each query's training pair. This and other NumPy arrays stay on the host.
@@ -39,13 +41,12 @@ class Batch:
         sizes: the number of queries on each process.
         code_sizes: the number of functions on each process, including hard negatives.
         false_negatives: the number of (query, column) entries that are not negatives because they are known positives.
-        packed: the model inputs for this process's queries and then its functions, or None if each side is separate.
-        own_codes: the number of this process's functions.
         weighed: True once the targets have their weights.
     """
 
-    query: Side | None
-    code: Side | None
+    passes: list[dict]
+    queries: Tensor
+    codes: Tensor
     targets: Targets
     rows: np.ndarray
     query_rows: np.ndarray
@@ -53,16 +54,7 @@ class Batch:
     sizes: tuple[int, ...]
     code_sizes: tuple[int, ...]
     false_negatives: int = 0
-    packed: dict | None = None
-    own_codes: int = 0
     weighed: bool = False
-
-    @property
-    def chunks(self) -> list[dict]:
-        """The model inputs of all forward passes, in their order."""
-        if self.packed is not None:
-            return [self.packed]
-        return [*self.query.chunks, *self.code.chunks]
 
     def to(self, device: torch.device | str) -> Batch:
         """Returns a copy of the batch with every tensor on `device`."""
@@ -74,11 +66,13 @@ class Batch:
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Returns a copy of the batch with `change` applied to every tensor."""
-        targets = self.targets.mapped(change)
-        if self.packed is not None:
-            return dataclasses.replace(self, packed=mapped_inputs(self.packed, change), targets=targets)
-        sides = {name: getattr(self, name).mapped(change) for name in SIDES}
-        return dataclasses.replace(self, **sides, targets=targets)
+        return dataclasses.replace(
+            self,
+            passes=[mapped_inputs(inputs, change) for inputs in self.passes],
+            queries=change(self.queries),
+            codes=change(self.codes),
+            targets=self.targets.mapped(change),
+        )
 
     def loss_scale(self, queries: int) -> float:
         """Returns the factor by which to multiply the mean loss over a block of this process's queries.
@@ -95,11 +89,11 @@ class Batch:
     def count_tokens(self, padding: bool) -> int:
         """Counts the tokens in the queries and functions on this process, with or without padding."""
         total = 0
-        for chunk in self.chunks:
-            if padding or "borders" in chunk:
-                total += chunk["input_ids"].numel()
+        for inputs in self.passes:
+            mask = inputs.get("attention_mask")
+            if padding or mask is None:  # packed inputs have no padding
+                total += inputs["input_ids"].numel()
                 continue
-            mask = chunk["attention_mask"]
             # With data flow, the mask has a row for every token. The first row marks the tokens that are not padding.
             total += int((mask if mask.dim() == 2 else mask[:, 0]).sum())
         return total
@@ -189,15 +183,17 @@ class TrainBatches(Dataset):
         targets, known = self.target_maker.of_rows(own.queries, codes, positives, self._met(own, met))
         if len(own.rows):
             targets = self.target_maker.compared(targets, own.queries, codes)
+        inputs = self._inputs(shares)
         return Batch(
-            **self._inputs(shares),
+            passes=inputs.passes,
+            queries=inputs.queries,
+            codes=inputs.codes,
             targets=targets,
             rows=own.rows,
             query_rows=own.queries,
             code_rows=codes,
             sizes=tuple(len(share.rows) for share in shares),
             code_sizes=tuple(len(share.codes) for share in shares),
-            own_codes=len(own.codes),
             false_negatives=known,
         )
 
@@ -239,8 +235,8 @@ class TrainBatches(Dataset):
         columns[:, hard] = own.drawn_for
         return torch.from_numpy(columns)
 
-    def _inputs(self, shares: Sequence[Share]) -> dict[str, object]:
-        """Collates the queries and the functions into model inputs, with as many chunks on every process."""
+    def _inputs(self, shares: Sequence[Share]) -> Inputs:
+        """Collates this process's queries and functions into model inputs, in as many passes as on every process."""
         if not isinstance(self.collator, PairCollator):  # a custom collator, which works only in one process
             inputs = self.collator([self[int(row)] for row in shares[0].rows])
             if not isinstance(inputs, Mapping) or not {*SIDES} <= inputs.keys():
@@ -248,25 +244,24 @@ class TrainBatches(Dataset):
                     "data_collator: expected {'query': inputs, 'code': inputs}, made of query_ids and code_ids, "
                     f"not {list(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__}"
                 )
-            return {side: Side([dict(inputs[side])], torch.arange(len(shares[0].rows))) for side in SIDES}
+            number = len(shares[0].rows)
+            return Inputs([dict(inputs[side]) for side in SIDES], *torch.arange(2 * number).split(number))
         own = shares[self.rank]
-        if self.collator.joins_sides:
-            queries = [self.tokens["query"][int(row)] for row in own.queries]
-            codes = [self.tokens["code"][int(row)] for row in own.codes]
-            if not queries and not codes:  # a process without rows encodes a query and discards the embedding
-                queries = [self.tokens["query"][int(shares[0].queries[0])]]
-            return {"query": None, "code": None, "packed": self.collator.joined(queries, codes)}
-        sides = {}
-        for side in SIDES:
-            parts = [share.queries if side == "query" else share.codes for share in shares]
-            tokens = self.tokens[side]
-            passes = max(self.collator.count_chunks(tokens.lengths[part]) for part in parts)
-            # A process without rows encodes a row of another process and discards the embedding.
-            own = parts[self.rank]
-            encoded = own if len(own) else parts[0][:1]
-            collated = self.collator.side([tokens[int(row)] for row in encoded], passes, side)
-            sides[side] = Side(collated.chunks, collated.order[: len(own)])
-        return sides
+        texts = {"query": self._tokens("query", own.queries), "code": self._tokens("code", own.codes)}
+        counts = {
+            "query": self.collator.count(max(len(share.queries) for share in shares)),
+            "code": self.collator.count(max(len(share.codes) for share in shares)),
+        }
+        # A process without rows encodes a row of another process.
+        spare = {
+            "query": self._tokens("query", shares[0].queries[:1])[0],
+            "code": self._tokens("code", shares[0].codes[:1])[0],
+        }
+        return self.collator(texts, spare, counts)
+
+    def _tokens(self, side: str, rows: np.ndarray) -> list:
+        """Returns the tokens of queries or functions."""
+        return [self.tokens[side][int(row)] for row in rows]
 
 
 def relevant_codes(split: Split, profile: EncoderProfile) -> RelevantCodes:

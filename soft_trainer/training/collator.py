@@ -1,12 +1,12 @@
-"""Collates tokenised rows into tensors: packed without padding, or padded.
+"""Collates the queries and functions of a batch into the model inputs of one or more forward passes.
 
-On a GPU, each side of a padded batch is one chunk, because each forward pass costs thousands of kernel launches. On a
-CPU, a side is divided into chunks of similar length, which saves padding.
+A packed batch is one pass. In a padded batch, all queries are padded to one length, and all functions to another.
+Gradient caching divides each side into more passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,189 +14,101 @@ import torch
 from torch import Tensor
 
 from soft_trainer.data.tokens import SIDES
-from soft_trainer.encoders.encoding import mapped_inputs, pad, padded_width, token_count
-from soft_trainer.encoders.packing import pack
-
-STEP = 8  # tokens; lengths are rounded up to a multiple, because finer chunks gain nothing
-# The fixed cost of a layer on a CPU, in operations that take equally long. Training is equally fast with half or four
-# times this value.
-LAYER_OVERHEAD = 1.6e8
-# A static encoder's gradient has a row for each token of the vocabulary, and every chunk computes all of them. A row
-# costs as much as this many tokens of padding.
-STATIC_PADDING = 100
-
-
-@dataclass(frozen=True)
-class ChunkCost:
-    """A model of the cost of encoding a chunk, in units of one token's cost without attention.
-
-    A chunk of n rows padded to L tokens costs `overhead + n L (1 + attention L)`.
-
-    Args:
-        overhead: the fixed cost of a chunk (kernel launches, small matrices).
-        attention: the additional cost per token for each token that it attends to.
-    """
-
-    overhead: float = 64.0
-    attention: float = 5e-4
-
-    @classmethod
-    def of(cls, hidden_size: int) -> ChunkCost:
-        """Estimates the cost for a transformer with `hidden_size` on a CPU."""
-        return cls(LAYER_OVERHEAD / (24 * hidden_size**2), 1 / (6 * hidden_size))
-
-    @classmethod
-    def of_model(cls, model) -> ChunkCost:
-        """Estimates the cost for a model on a CPU, either a transformer or a static encoder."""
-        if getattr(model, "takes_means", False):
-            return cls(STATIC_PADDING * model.config.vocab_size, attention=0.0)
-        return cls.of(model.config.hidden_size)
-
-
-def chunk_by_length(
-    lengths: np.ndarray, cost: ChunkCost | None, largest: int | None = None, number: int = 1
-) -> list[np.ndarray]:
-    """Splits rows into chunks of similar length, to minimise the estimated cost of encoding all chunks.
-
-    Args:
-        lengths: int[B], the number of tokens in each row.
-        cost: the cost to minimise. If None, all rows form a single chunk in their original order.
-        largest: the maximum number of rows in a chunk.
-        number: the minimum number of chunks, at most one per row. The largest chunks are split to reach this number.
-
-    Returns:
-        The row indices of each chunk, the longest rows first.
-    """
-    if cost is None or len(lengths) < 2:
-        chunks = [np.arange(len(lengths))]
-    else:
-        chunks = _cheapest(lengths, cost)
-    if largest is not None:
-        parts = []
-        for chunk in chunks:
-            parts += np.split(chunk, range(largest, len(chunk), largest))
-        chunks = parts
-    while len(chunks) < min(number, len(lengths)):
-        place = max(range(len(chunks)), key=lambda place: len(chunks[place]))
-        chunks[place : place + 1] = np.array_split(chunks[place], 2)
-    return chunks
-
-
-def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
-    """Finds the cheapest way to divide rows into chunks, by dynamic programming over the distinct lengths."""
-    rows = np.argsort(-lengths, kind="stable")
-    steps = -(-lengths[rows] // STEP)
-    starts = np.flatnonzero(np.diff(steps, prepend=steps[0] + 1))  # first row of each distinct length
-    padded = steps[starts] * float(STEP)
-    per_row = padded * (1 + cost.attention * padded)
-    ends = np.append(starts[1:], len(rows))
-    best = np.zeros(len(starts) + 1)
-    last = np.zeros(len(starts) + 1, dtype=np.int64)  # the start of the last chunk
-    for i in range(1, len(starts) + 1):
-        totals = best[:i] + cost.overhead + (ends[i - 1] - starts[:i]) * per_row[:i]
-        last[i] = totals.argmin()
-        best[i] = totals[last[i]]
-    chunks = []
-    i = len(starts)
-    while i:
-        chunks.append(rows[starts[last[i]] : ends[i - 1]])
-        i = last[i]
-    return chunks[::-1]
+from soft_trainer.encoders.encoding import Collator, token_count
 
 
 @dataclass
-class Side:
-    """The model inputs of a batch's queries or functions, in chunks that are encoded one after another.
-
-    A chunk is the result of `pad` or `pack`.
+class Inputs:
+    """The model inputs of B queries and C functions.
 
     Args:
-        chunks: the model inputs for each chunk.
-        order: LongTensor[B], the position of each row of the batch among the rows of all chunks. Other rows in the
-            chunks are encoded but not used.
+        passes: the inputs of each forward pass, made by `pack` or `pad`. Together, the passes give embeddings,
+            Tensor[n, d], in their order.
+        queries: LongTensor[B], the index of each query among the embeddings.
+        codes: LongTensor[C], the index of each function. Other embeddings are not used.
     """
 
-    chunks: list[dict]
-    order: Tensor
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Side:
-        """Returns a copy with `change` applied to every tensor, for example to move them to another device."""
-        return Side([mapped_inputs(chunk, change) for chunk in self.chunks], change(self.order))
+    passes: list[dict]
+    queries: Tensor
+    codes: Tensor
 
 
 class PairCollator:
-    """A collator that packs the texts of a batch, or divides each side into chunks and pads them.
+    """Makes the model inputs of a batch.
 
     Args:
-        pad_token_id: the tokenizer's padding id.
-        cost: the cost of encoding a padded chunk. If None, all queries form one chunk, and so do all functions.
-        largest_chunk: the maximum number of rows in a chunk.
+        collate: makes the inputs of one pass.
+        limits: the maximum number of tokens, keyed by "query" and "code".
         prompt_lengths: the number of leading tokens that pooling skips, keyed by "query" and "code".
-        limits: the maximum number of tokens, keyed by "query" and "code". If given, chunks are padded to one of a few
-            lengths. If None, a chunk is padded only to its longest row.
-        first_position: the position of a text's first token, for packing. If None, texts are padded instead.
+        largest: the maximum number of texts in a pass, for gradient caching, or None.
     """
 
     def __init__(
         self,
-        pad_token_id: int,
-        cost: ChunkCost | None = None,
-        largest_chunk: int | None = None,
-        prompt_lengths: Mapping[str, int] | None = None,
-        limits: Mapping[str, int] | None = None,
-        first_position: int | None = None,
+        collate: Collator,
+        limits: Mapping[str, int],
+        prompt_lengths: Mapping[str, int],
+        largest: int | None = None,
     ):
-        self.pad_token_id = pad_token_id
-        self.cost = cost
-        self.largest_chunk = largest_chunk
-        self.prompt_lengths = dict(prompt_lengths or {})
+        self.collate = collate
         self.limits = limits
-        self.first_position = first_position
+        self.prompt_lengths = prompt_lengths
+        self.largest = largest
 
-    @property
-    def joins_sides(self) -> bool:
-        """True if the queries and the functions of a batch are packed into a single chunk."""
-        return self.first_position is not None and self.largest_chunk is None
+    def count(self, texts: int) -> int:
+        """Returns the number of passes for the queries or the functions of a batch."""
+        if self.largest is None:
+            return 1
+        return max(-(-texts // self.largest), 1)
 
-    def __call__(self, features: Sequence[dict]) -> dict[str, Side]:
-        """Collates features with `query_ids` and `code_ids` into model inputs, keyed by "query" and "code"."""
-        sides = {}
-        for side in SIDES:
-            sides[side] = self.side([feature[f"{side}_ids"] for feature in features], name=side)
-        return sides
-
-    def side(self, token_ids: Sequence[np.ndarray], passes: int = 1, name: str = "query") -> Side:
-        """Collates the token ids of queries or functions into at least `passes` chunks, at the lowest cost.
+    def __call__(
+        self,
+        texts: Mapping[str, Sequence],
+        spare: Mapping[str, object],
+        counts: Mapping[str, int],
+    ) -> Inputs:
+        """Collates a batch.
 
         Args:
-            name: "query" or "code".
+            texts: the tokens of each text, keyed by "query" and "code".
+            spare: a text for a pass that has none, keyed in the same way. Its embedding is not used.
+            counts: the number of passes for each side, if each has its own.
         """
-        lengths = np.fromiter(map(token_count, token_ids), dtype=np.int64, count=len(token_ids))
-        chunks = chunk_by_length(lengths, self.cost, self.largest_chunk, passes)
-        order = np.empty(len(token_ids), dtype=np.int64)
-        order[np.concatenate(chunks)] = np.arange(len(token_ids))
-        # A batch with fewer rows than passes encodes one row again and discards the embedding.
-        chunks += [np.zeros(1, dtype=np.int64)] * (passes - len(chunks))
-        inputs = [self._inputs([token_ids[row] for row in chunk], name) for chunk in chunks]
-        return Side(inputs, torch.from_numpy(order))
+        if self.collate.packs and self.largest is None:
+            return self._joined(texts, spare)
+        inputs = []
+        places = []
+        done = 0
+        for side in SIDES:
+            items = texts[side]
+            found = np.empty(len(items), dtype=np.int64)
+            for rows in divide([token_count(item) for item in items], counts[side]):
+                found[rows] = np.arange(done, done + len(rows))
+                done += max(len(rows), 1)
+                of_pass = [items[row] for row in rows] or [spare[side]]
+                inputs.append(self.collate(of_pass, self.prompt_lengths[side], self.limits[side]))
+            places.append(torch.from_numpy(found))
+        return Inputs(inputs, *places)
 
-    def _inputs(self, token_ids: Sequence[np.ndarray], side: str) -> dict:
-        """Returns the model inputs of one chunk of queries or functions."""
-        prompt = self.prompt_lengths.get(side, 0)
-        if self.first_position is not None:
-            return pack(token_ids, prompt, self.first_position)
-        width = 1
-        if self.limits is not None:
-            width = padded_width(max(map(token_count, token_ids)), self.limits[side])
-        return pad(token_ids, self.pad_token_id, prompt, width)
+    def _joined(self, texts: Mapping[str, Sequence], spare: Mapping[str, object]) -> Inputs:
+        """Collates a batch into one pass, queries first."""
+        sizes = [len(texts[side]) for side in SIDES]
+        items = [*texts["query"], *texts["code"]] or [spare["query"]]
+        prompts = np.repeat([self.prompt_lengths[side] for side in SIDES], sizes if any(sizes) else (1, 0))
+        inputs = self.collate(items, prompts, max(self.limits.values()))
+        return Inputs([inputs], *torch.arange(sum(sizes)).split(sizes))
 
-    def joined(self, queries: Sequence[np.ndarray], codes: Sequence[np.ndarray]) -> dict:
-        """Packs the token ids of queries and functions into one chunk, queries first."""
-        prompts = [self.prompt_lengths.get(side, 0) for side in SIDES]
-        return pack([*queries, *codes], np.repeat(prompts, [len(queries), len(codes)]), self.first_position)
 
-    def count_chunks(self, lengths: np.ndarray) -> int:
-        """Counts the chunks that `side` makes for rows with these lengths, int64[B]. No rows make one chunk."""
-        if len(lengths):
-            return len(chunk_by_length(lengths, self.cost, self.largest_chunk))
-        return 1
+def divide(lengths: Sequence[int], number: int) -> list[np.ndarray]:
+    """Divides texts into passes of equal size, the longest texts first, so that little is padded.
+
+    Args:
+        lengths: the number of tokens in each text.
+        number: the number of passes. If there are fewer texts, some passes are empty.
+
+    Returns:
+        The indices of the texts in each pass, in the order given if there is only one pass.
+    """
+    if number == 1:
+        return [np.arange(len(lengths))]
+    return np.array_split(np.argsort(-np.array(lengths, dtype=np.int64), kind="stable"), number)

@@ -1,8 +1,8 @@
-"""Implements gradient caching: exact gradients of a large batch, with only one chunk's activations in memory.
+"""Implements gradient caching: exact gradients of a large batch, with the activations of only one pass in memory.
 
-1. Encode every chunk without a graph.
+1. Run every pass without a graph.
 2. Compute the loss and its gradient with respect to all embeddings.
-3. Encode every chunk again, with the same dropout, and backpropagate the gradient of the chunk's embeddings.
+3. Run every pass again, with the same dropout, and backpropagate the gradient of its embeddings.
 
 See Gao et al., 2021, "Scaling deep contrastive learning batch size under memory limited setup".
 """
@@ -60,41 +60,40 @@ def cached_backward(
     block_size: int,
     no_sync: Callable,
 ) -> Tensor:
-    """Runs a batch's forward and backward pass while keeping the graph of only one chunk in memory.
+    """Runs a batch's forward and backward passes while keeping the graph of only one pass in memory.
 
     The gradients are added to the parameters' `grad`.
 
     Args:
-        encode: returns the embeddings of one chunk of model inputs.
-        batch: the batch, divided into chunks.
+        encode: returns the embeddings of the inputs of one pass.
+        batch: the batch, divided into passes.
         loss_of: returns the loss of a block of queries. The arguments are the embeddings of this process's queries,
             the embeddings of all functions, and the block as a slice of the queries. The losses of all blocks add up
             to the batch's loss.
         backward: runs the backward pass of a loss, with fp16 loss scaling if needed.
         gathers: True to compare queries with the functions of all processes.
         block_size: the number of queries whose scores are in memory at the same time.
-        no_sync: returns a context in which DDP does not reduce gradients. Only the last chunk runs outside this
+        no_sync: returns a context in which DDP does not reduce gradients. Only the last pass runs outside this
             context.
 
     Returns:
         The loss, a scalar without a graph.
     """
-    chunks = batch.chunks
     parts = []
     states = []
     with torch.no_grad():
-        for chunk in chunks:
-            states.append(RandomState(chunk["input_ids"].device))
-            parts.append(encode(chunk).requires_grad_())
-    first = len(batch.query.chunks)
-    queries = torch.cat(parts[:first])[batch.query.order]
-    codes = torch.cat(parts[first:])[batch.code.order]
+        for inputs in batch.passes:
+            states.append(RandomState(inputs["input_ids"].device))
+            parts.append(encode(inputs).requires_grad_())
+    embeddings = torch.cat(parts)
+    queries = embeddings.index_select(0, batch.queries)
+    codes = embeddings.index_select(0, batch.codes)
     if gathers:
         codes = distributed.gather_with_gradient(codes, batch.code_sizes)
     total = loss_in_blocks(queries, codes, loss_of, backward, block_size)
-    for place, (chunk, part, state) in enumerate(zip(chunks, parts, states, strict=True), 1):
-        with contextlib.nullcontext() if place == len(chunks) else no_sync(), state.again():
-            embeddings = encode(chunk)
+    for place, (inputs, part, state) in enumerate(zip(batch.passes, parts, states, strict=True), 1):
+        with contextlib.nullcontext() if place == len(batch.passes) else no_sync(), state.again():
+            embeddings = encode(inputs)
             # The gradient already includes the loss scale, so `backward`, which would scale it again, is not used.
             embeddings.backward(part.grad.to(embeddings.dtype))
     return total

@@ -18,6 +18,7 @@ from soft_trainer.encoders import adapters
 from soft_trainer.encoders.comparing import LARGEST_COMPARED, MISSING_WEIGHTS
 from soft_trainer.encoders.encoding import check_dims, dimensions
 from soft_trainer.encoders.loading import add_padding_token, check_model, given_encoder, load_model
+from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator
@@ -157,15 +158,22 @@ def pads(args, own_collator: bool, accelerator, pooling: str) -> str | None:
     """
     kind = accelerator.distributed_type.value
     reasons = {
-        "packing=false": getattr(args, "packing", "auto") == "false",
         "a custom data_collator pads": own_collator,
         "DeepSpeed is not supported": kind == "DEEPSPEED",
         "FSDP 1 is not supported": kind == "FSDP" and not accelerator.is_fsdp2,
         # A packed pass calls the pooler after the forward pass, when its weights may be divided again.
         "FSDP is not supported with pooling=pooler": kind == "FSDP" and pooling == "pooler",
         "torch_compile is not supported": args.torch_compile,
+        # `transformers` divides the noise by the number of tokens in a row, which in a packed pass holds all texts.
+        "neftune_noise_alpha adds noise by the length of a row": args.neftune_noise_alpha is not None,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def check_packing(packing: object, passes: Passes) -> None:
+    """Raises UserError if the option `packing` is true but the passes must be padded."""
+    if str(packing).lower() == "true" and not passes.packed:
+        raise UserError(f"packing=true: the texts of this run cannot be packed: {passes.why_padded}")
 
 
 def check_adapter(model: PreTrainedModel, args, profile: EncoderProfile) -> None:

@@ -17,6 +17,7 @@ from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.encoding import dimensions
 from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.encoders.loading import profile_warnings
+from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.defaults import LORA_RATE
 from soft_trainer.options.fields import SoftInfoNCEOptions
@@ -50,15 +51,14 @@ def setup_table(
     args: TrainingArguments,
     plan: Plan,
     model: PreTrainedModel,
-    precision: str,
-    why_padded: str | None,
+    passes: Passes,
     negatives: int = 0,
     pairs: int | None = None,
 ) -> dict[str, object]:
     """Returns the settings of batches, precision, adapter, learning rate, epochs and seed, keyed by label.
 
     Args:
-        why_padded: why forward passes are padded, or None if they are packed.
+        passes: how forward passes run.
         negatives: the number of hard negatives per query.
         pairs: the number of training pairs that may form a batch, if known. A batch has no more pairs than these.
     """
@@ -77,8 +77,8 @@ def setup_table(
     setup |= plan.effective_batches
     if negatives:
         setup["negatives_per_query"] = negatives
-    setup["precision"] = precision
-    setup["forward passes"] = "packed" if why_padded is None else f"padded ({why_padded})"
+    setup["precision"] = passes.precision
+    setup["forward passes"] = str(passes)
     setup |= adapter_settings(model)
     setup["learning rate"] = args.learning_rate
     if args.max_steps > 0:
@@ -171,16 +171,17 @@ def measured_results(
 
 
 def banner(
-    loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str, origins: Mapping[str, str] | None
+    args: TrainingArguments, loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str
 ) -> str:
-    """Formats the training settings as a table to print before training.
+    """Formats the training settings as a table to print before training, with who chose each (see `apply_defaults`).
 
     Args:
         loss, setup: the results of `loss_table` and `setup_table`.
         distributed_type: the kind of parallelism, such as `MULTI_GPU`.
-        origins: for each option, who chose its value (see `apply_defaults`), or None for plain `TrainingArguments`.
     """
     rows = {**loss, **setup}
+    if getattr(args, "precision_is_default", False):
+        rows["precision"] += f" (default: this {args.device.type.replace('cuda', 'gpu').upper()} computes in it)"
     if setup["processes"] > 1:
         rows["processes"] = f"{setup['processes']} ({distributed_type})"
     rows["score"] = f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"
@@ -188,7 +189,8 @@ def banner(
     for side, text in {"query": encoder.query_prefix, "code": encoder.code_prefix}.items():
         if text:
             rows[f"before every {side}"] = json.dumps(text) + note
-    if origins is None:
+    origins = getattr(args, "origins", None)
+    if origins is None:  # plain `TrainingArguments`
         return table(("training", ""), list(rows.items()))
     lines = []
     for label, value in rows.items():

@@ -168,9 +168,7 @@ class SavingTrainer(Trainer):
             negatives, _ = negatives_to_draw(self.plan.options, self.train_split.judgments)
             of_sources = [pairs for _, _, pairs in self.train_split.sources.values()]
             pairs = max(of_sources, default=len(self.train_dataset))  # a batch comes from one source
-        return reporting.setup_table(
-            self.args, self.plan, self.model, self.precision, self.why_padded, negatives, pairs
-        )
+        return reporting.setup_table(self.args, self.plan, self.model, self.passes, negatives, pairs)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Checks before training that a push would work, and creates the repository on the Hub if necessary.

@@ -10,7 +10,6 @@ from soft_trainer.encoders.encoding import encode, pad, tokenize
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_model
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.training.collator import ChunkCost, PairCollator
 
 TEXTS = ["read a file", "x", "a much longer text than all of the others " * 9]
 
@@ -25,7 +24,7 @@ def trainer_of(family, settings, dataset, tokenizer, tmp_path_factory):
     """Returns a function that makes a trainer for a copy of the family's model."""
     folder = tmp_path_factory.mktemp("family")
 
-    def make(collator=None, callbacks=(), model=None, **options):
+    def make(callbacks=(), model=None, **options):
         arguments = {"per_device_train_batch_size": 8, "max_steps": 2, "save_steps": 1, "save_strategy": "steps"}
         arguments |= {"learning_rate": 1e-2, "use_cpu": True, "disable_tqdm": True, "logging_steps": 1}
         return SoftInfoNCETrainer(
@@ -34,7 +33,6 @@ def trainer_of(family, settings, dataset, tokenizer, tmp_path_factory):
             train_dataset=dataset,
             processing_class=tokenizer,
             encoder=settings,
-            data_collator=collator,
             callbacks=list(callbacks),
         )
 
@@ -87,37 +85,37 @@ def check_loaded(family, settings, trained, folder, same_everywhere):
 
 
 def first_loss(trainer) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
-    """Returns loss, gradients and number of chunks of a training step on the first batch."""
+    """Returns loss, gradients and number of forward passes of a training step on the first batch."""
     batch = next(iter(trainer.get_train_dataloader()))
     trainer.current_gradient_accumulation_steps = 1
-    loss = trainer.training_step(trainer.model, batch)
-    return loss, {name: p.grad for name, p in trainer.model.named_parameters()}, len(batch.code.chunks)
+    with trainer.running():
+        loss = trainer.training_step(trainer.model, batch)
+    return loss, {name: p.grad for name, p in trainer.model.named_parameters()}, len(batch.passes)
 
 
 @pytest.fixture(scope="module")
-def whole(trainer_of, tokenizer):
-    """Returns loss and gradients of the first batch, encoded in one chunk."""
-    loss, gradients, chunks = first_loss(trainer_of(PairCollator(tokenizer.pad_token_id)))
-    assert chunks == 1
+def whole(trainer_of):
+    """Returns loss and gradients of the first batch, with each side padded."""
+    loss, gradients, passes = first_loss(trainer_of(packing="false"))
+    assert passes == 2
     return loss, gradients
 
 
 def assert_same_step(step, whole) -> None:
-    (loss, gradients, chunks), (expected_loss, expected) = step, whole
-    assert chunks > 1
+    (loss, gradients, _), (expected_loss, expected) = step, whole
     torch.testing.assert_close(loss, expected_loss, atol=1e-5, rtol=0)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_chunked_equals_unchunked(trainer_of, tokenizer, whole):
-    collator = PairCollator(tokenizer.pad_token_id, ChunkCost(overhead=1.0))
-    assert_same_step(first_loss(trainer_of(collator)), whole)
+def test_the_default_step_equals_a_padded_one(trainer_of, whole):
+    assert_same_step(first_loss(trainer_of()), whole)
 
 
-def test_gradient_cache_equals_plain(trainer_of, tokenizer, whole):
-    collator = PairCollator(tokenizer.pad_token_id, largest_chunk=3)
-    assert_same_step(first_loss(trainer_of(collator, gradient_cache_chunk_size=3)), whole)
+def test_gradient_cache_equals_plain(trainer_of, whole):
+    step = first_loss(trainer_of(gradient_cache_chunk_size=3))
+    assert step[2] > 2
+    assert_same_step(step, whole)
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from soft_trainer import losses
 from soft_trainer.encoders import encoding
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.encoding import BROADCAST_MASKS, batch_slices, encode, pad, padded_width, score
-from soft_trainer.encoders.packing import PACKED, encode_packed, first_position, pack
-from soft_trainer.encoders.passes import LARGEST_COMPARED, running, why_padded
+from soft_trainer.encoders.packing import PACKED, Passes, encode_packed, first_position, pack
+from soft_trainer.encoders.passes import LARGEST_COMPARED, decide_passes, running
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import static_model
 from soft_trainer.options.model import ModelArguments
@@ -83,6 +83,10 @@ def make_texts() -> list[np.ndarray]:
     return [draw.integers(3, 200, length) for length in (7, 1, 20, 12, 3, 40, 33, 9, 38, 21)]
 
 
+def why_padded(model, profile, device=CPU, precision="float32") -> str | None:
+    return decide_passes(model, profile, device, precision).why_padded
+
+
 def loss_and_gradients(model, profile, *chunks):
     """Returns the embeddings, InfoNCE of the first half against the second, and the gradients."""
     model.zero_grad()
@@ -102,7 +106,7 @@ def test_packed_equals_padded(name):
     model, profile, texts = make_model(kind, settings), make_profile(pooling), make_texts()
     if "LoRA" in name:
         add_lora(model, ModelArguments(lora_r=2, lora_dropout=0.0))
-    assert why_padded(model, profile, CPU, "no", on_cpu=True) is None
+    assert why_padded(model, profile) is None
     expected = loss_and_gradients(model, profile, pad(texts[:5], 1), pad(texts[5:], 1))
     with running(model, packed=True):
         found = loss_and_gradients(model, profile, pack(texts, first=first_position(model)))
@@ -137,15 +141,14 @@ def test_weights_in_bfloat16_whose_states_accelerate_makes_float32(pooling):
 @pytest.mark.parametrize("name", PADDED)
 def test_other_encoders_are_padded_with_the_reason(name):
     kind, settings, reason = PADDED[name]
-    assert reason in why_padded(make_model(kind, settings), make_profile(), CPU, "no", on_cpu=True)
+    assert reason in why_padded(make_model(kind, settings), make_profile())
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"profile": make_profile(data_flow_length=8)}, "data flow needs a mask"),
+        ({"profile": make_profile(data_flow_length=8), "device": torch.device("cuda")}, "data flow needs a mask"),
         ({"model": static_model(200, 8, 1)}, "a static encoder has no attention"),
-        ({"on_cpu": False}, "the device is cpu"),
         ({"device": torch.device("mps")}, "the device is mps"),
         ({"device": torch.device("cuda"), "precision": "float32"}, "precision float32; packing needs bf16 or fp16"),
         ({"device": torch.device("cuda"), "model": make_model("Bert", SIZE | {"num_attention_heads": 8})}, "size 4"),
@@ -154,7 +157,7 @@ def test_other_encoders_are_padded_with_the_reason(name):
 )
 def test_reasons_to_pad(changes, reason):
     arguments = {"model": make_model("Bert", SIZE), "profile": make_profile(), "device": CPU, "precision": "bf16"}
-    assert reason in why_padded(**{"on_cpu": True} | arguments | changes)
+    assert reason in why_padded(**arguments | changes)
 
 
 def test_a_model_that_ignores_the_borders_is_found_by_comparison(monkeypatch):
@@ -167,10 +170,10 @@ def test_a_model_that_ignores_the_borders_is_found_by_comparison(monkeypatch):
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(transformers.RobertaModel, "forward", without_borders)
-    assert why_padded(model, make_profile(), CPU, "no", True) == "RobertaModel gives other embeddings when packed"
+    assert why_padded(model, make_profile()) == "RobertaModel gives other embeddings when packed"
     # A model of this size is not compared.
     monkeypatch.setattr(model, "num_parameters", lambda: LARGEST_COMPARED + 1)
-    assert why_padded(model, make_profile(), CPU, "no", True) is None
+    assert why_padded(model, make_profile()) is None
 
 
 @pytest.mark.parametrize(
@@ -183,13 +186,13 @@ def test_an_encoder_that_does_not_run_on_a_cpu_is_padded(monkeypatch, error, rea
         raise error
 
     monkeypatch.setattr(transformers.RobertaModel, "forward", only_on_a_gpu)
-    assert why_padded(model, make_profile(), CPU, "no", True) == f"RobertaModel cannot be packed: {reason}"
+    assert why_padded(model, make_profile()) == f"RobertaModel cannot be packed: {reason}"
 
 
 def test_comparing_changes_neither_the_model_nor_the_random_state():
     model = make_model("Roberta", SIZE).train()
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    why_padded(model, make_profile(), CPU, "no", on_cpu=True)
+    why_padded(model, make_profile())
     assert model.training and all(p.requires_grad for p in model.parameters())
     assert torch.equal(state, torch.get_rng_state())
     torch.testing.assert_close(model.state_dict(), before, atol=0, rtol=0)
@@ -333,7 +336,9 @@ def test_batches_of_an_evaluation_have_the_size_of_a_batch_of_longest_texts(
 ):
     monkeypatch.setattr(encoding, "GPU_TOKENS", 40)
     encoder = SimpleNamespace(
-        profile=make_profile(), packed=packed, model=SimpleNamespace(device=torch.device(device))
+        profile=make_profile(),
+        passes=Passes(None if packed else "for the test"),
+        model=SimpleNamespace(device=torch.device(device)),
     )
     lengths = np.sort(np.random.default_rng(0).integers(1, 41, 100))[::-1]
     slices = list(batch_slices(encoder, lengths, "code", 4, processes))

@@ -24,6 +24,7 @@ from soft_trainer import (
 )
 from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.packaged import BASE
+from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.estimators.registry import estimator_of_run
 from soft_trainer.options import defaults
@@ -528,12 +529,15 @@ def test_trainers_with_the_same_arguments_get_the_defaults_of_their_encoders(enc
 def precision_of(monkeypatch, tmp_path, profile):
     """Returns a function that makes arguments as on a GPU, with a launcher's precision, and resolves the precision."""
 
-    def resolve(launcher: str | None = None, capable: bool = True, static: bool = False, **options) -> tuple:
+    def resolve(
+        launcher: str | None = None, capable: bool = True, static: bool = False, device: str = "cuda", **options
+    ) -> tuple:
         if launcher is not None:
             monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
         args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
-        monkeypatch.setattr(SoftInfoNCETrainingArguments, "device", torch.device("cuda"))
+        monkeypatch.setattr(SoftInfoNCETrainingArguments, "device", torch.device(device))
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: capable)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": capable}, raising=False)
         choose_precision(args, profile.replace(name="static") if static else profile)
         return args.mixed_precision, args.bf16
 
@@ -556,8 +560,15 @@ def precision_of(monkeypatch, tmp_path, profile):
     ],
     ids=str,
 )
-def test_bf16_is_the_default_on_a_gpu_that_has_it(precision_of, options, expected):
-    assert precision_of(**options) == expected
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_bf16_is_the_default_on_a_device_that_computes_in_it(precision_of, device, options, expected):
+    assert precision_of(device=device, **options) == expected
+
+
+def test_a_cpu_before_torch_2_11_trains_in_float32(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert not computes_bf16(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("words", [[], ["--from_scratch", "32x2"]], ids=["saved in bf16", "from scratch"])

@@ -120,7 +120,7 @@ def test_the_table_shows_what_a_batch_really_holds(trainer_of, batch_size, proce
     trainer = trainer_of()
     changes = {"batch_size": batch_size, "processes": processes, "gathers": gathers}
     plan = dataclasses.replace(trainer.plan, **changes)
-    table = setup_table(trainer.args, plan, trainer.model, "float32", why_padded=None, pairs=pairs)
+    table = setup_table(trainer.args, plan, trainer.model, trainer.passes, pairs=pairs)
     assert (table["pairs per batch and process"], table["functions compared per query"]) == expected
     assert trainer.setup_table()["functions compared per query"] == 8
 

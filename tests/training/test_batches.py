@@ -11,6 +11,7 @@ from scipy import sparse
 from soft_trainer.criterion import Criterion
 from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.data.tokens import TokenColumn, text_ids
+from soft_trainer.encoders.encoding import PaddingCollator
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.training import targets as making
 from soft_trainer.training.batches import TrainBatches, relevant_codes
@@ -27,9 +28,14 @@ def tokens():
     return {side: TokenColumn(Dataset.from_dict(ids), side) for side in ids}
 
 
-def first_ids(side) -> list[int]:
-    [chunk] = side.chunks
-    return chunk["input_ids"][:, 0].tolist()
+def first_ids(batch) -> tuple[list[int], list[int]]:
+    """Returns the first token of each query and of each function."""
+    queries, codes = (inputs["input_ids"][:, 0] for inputs in batch.passes)
+    return queries.tolist(), codes.tolist()
+
+
+def padding(largest: int | None = None) -> PairCollator:
+    return PairCollator(PaddingCollator(0), {"query": 8, "code": 8}, {"query": 0, "code": 0}, largest)
 
 
 FIVE = [7, 2, 5, 0, 9]
@@ -39,7 +45,7 @@ def batches_of(tokens, collator=None, answers=None, **options) -> TrainBatches:
     """Makes `TrainBatches` in which pair i has query i and code i."""
     places = np.arange(ROWS)
     options = {"target_maker": TargetMaker(Criterion("info_nce"), relevant=answers)} | options
-    return TrainBatches(tokens, np.stack([places, places], axis=1), collator or PairCollator(0), **options)
+    return TrainBatches(tokens, np.stack([places, places], axis=1), collator or padding(), **options)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +61,7 @@ def batches_of(tokens, collator=None, answers=None, **options) -> TrainBatches:
 def test_a_process_takes_its_part_and_meets_the_codes_that_are_gathered(tokens, options, rows, code_rows, positives):
     batch = batches_of(tokens, **options).__getitems__(FIVE)
     assert batch.rows.tolist() == rows and batch.code_rows.tolist() == code_rows
-    assert first_ids(batch.query) == [100 + row for row in rows]
-    assert first_ids(batch.code) == [200 + row for row in rows]
+    assert first_ids(batch) == ([100 + row for row in rows], [200 + row for row in rows])
     assert batch.targets.positives.tolist() == positives
     assert batch.sizes == ((3, 2) if options else (5,))
     assert batch.false_negatives == 0 and batch.targets.negatives is None and batch.targets.weights is None
@@ -150,11 +155,11 @@ def test_a_batch_of_pairs_with_several_codes_and_several_queries():
     answers = RelevantCodes(right, np.arange(2), np.arange(3))
     pairs = np.array([[0, 0], [0, 1], [1, 1], [1, 2]])
     maker = TargetMaker(Criterion("info_nce"), relevant=answers, keeps_positives=True)
-    batches = TrainBatches(tokens, pairs, PairCollator(0), maker)
+    batches = TrainBatches(tokens, pairs, padding(), maker)
     batch = batches.__getitems__([0, 3, 2])
     assert batch.rows.tolist() == [0, 3, 2]
     assert batch.query_rows.tolist() == [0, 1, 1] and batch.code_rows.tolist() == [0, 2, 1]
-    assert first_ids(batch.query) == [100, 101, 101] and first_ids(batch.code) == [200, 202, 201]
+    assert first_ids(batch) == ([100, 101, 101], [200, 202, 201])
     assert batch.targets.extra_positives.int().tolist() == [[0, 0, 1], [0, 0, 1], [0, 1, 0]]
     assert (batch.targets.negatives == ~batch.targets.extra_positives).all()
     assert batches.lengths().tolist() == [2] * 4
@@ -177,9 +182,9 @@ class TwoEach:
 
 @pytest.mark.parametrize("gather", [True, False])
 def test_processes_with_negatives_of_their_own_make_equal_passes(tokens, gather):
-    collator, options = PairCollator(0, largest_chunk=2), {"gather": gather, "hard_negatives": TwoEach()}
+    collator, options = padding(largest=2), {"gather": gather, "hard_negatives": TwoEach()}
     batches = [batches_of(tokens, collator, rank=rank, world_size=2, **options) for rank in range(2)]
     shares = [batch.__getitems__([5, 1, 2, 3]) for batch in batches]
-    assert len({len(batch.code.chunks) for batch in shares}) == 1
+    assert len({len(batch.passes) for batch in shares}) == 1
     assert len({batch.code_sizes for batch in shares}) == 1
-    assert [batch.code_sizes[rank] for rank, batch in enumerate(shares)] == [len(b.code.order) for b in shares]
+    assert [batch.code_sizes[rank] for rank, batch in enumerate(shares)] == [len(b.codes) for b in shares]

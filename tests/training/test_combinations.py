@@ -12,11 +12,10 @@ from torch.nn import functional as F
 from trainings import still
 
 from soft_trainer.choices import LOSSES
-from soft_trainer.encoders.encoding import encode
+from soft_trainer.encoders.encoding import encode, pad
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import CANCELLATIONS, STRATEGIES
 from soft_trainer.training.batches import Batch
-from soft_trainer.training.collator import PairCollator
 
 STEPS = 3
 NUMBERS = st.integers(1, 24).map(lambda rows: 25 - rows)
@@ -58,11 +57,9 @@ def make(trainer_of, _model, rows):
 def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
     """Computes the mean loss of the queries `of_process` against the codes `rows` by the formulas."""
     tokens = {side: trainer._tokens(trainer.train_dataset, side) for side in ("query", "code")}
-    collated = PairCollator(trainer.processing_class.pad_token_id)(
-        [{f"{side}_ids": tokens[side][row] for side in tokens} for row in rows]
-    )
+    padded = {side: pad([tokens[side][row] for row in rows], trainer.processing_class.pad_token_id) for side in tokens}
     with torch.no_grad():
-        q, c = (F.normalize(encode(trainer.model, trainer.encoder, collated[side].chunks[0])) for side in tokens)
+        q, c = (F.normalize(encode(trainer.model, trainer.encoder, padded[side])) for side in tokens)
     own = [rows.index(row) for row in of_process]
     scores, positives = 20 * q[own] @ c.T, torch.tensor(own)
     negatives = None

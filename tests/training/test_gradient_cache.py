@@ -6,21 +6,19 @@ import pytest
 from trainings import check_weights, losses_of
 
 from soft_trainer.criterion import LOSSES
-from soft_trainer.training.collator import ChunkCost, PairCollator
 
 
 @pytest.fixture
-def trained(trainer_of, _model, tokenizer, monkeypatch):
+def trained(trainer_of, _model, monkeypatch):
     """Returns a function that trains with dropout, and returns the losses and the float64 weights."""
     monkeypatch.setattr("soft_trainer.trainer.LOSS_BLOCK", 3)
 
-    def train(chunk_size, **options):
-        # Dropout is the same only if both methods encode the same chunks.
-        collator = PairCollator(tokenizer.pad_token_id, ChunkCost(overhead=1.0), largest_chunk=3)
-        arguments = {"model": copy.deepcopy(_model).double(), "data_collator": collator}
+    def train(chunk_size, packing, **options):
+        arguments = {"model": copy.deepcopy(_model).double()}
         # With plain gradient descent, the size of the gradients matters too.
         descent = {"optim": "sgd", "learning_rate": 0.1, "gradient_cache_chunk_size": chunk_size}
-        trainer = trainer_of(arguments=arguments, **descent, **options)
+        trainer = trainer_of(arguments=arguments, packing=packing, **descent, **options)
+        trainer.data_collator.largest = 3  # dropout is the same only if both methods run the same passes
         trainer.train()
         return losses_of(trainer), trainer.model.state_dict()
 
@@ -40,11 +38,13 @@ def trained(trainer_of, _model, tokenizer, monkeypatch):
         ),
         pytest.param({"cancel": "top_k", "cancel_k": 1}, marks=pytest.mark.slow),
         pytest.param({"loss": "own_losses:hinge", "weighting": "own_losses:halves"}, marks=pytest.mark.slow),
+        pytest.param({"packing": "false"}),
         pytest.param({"matryoshka_dims": "32,16,4"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_cached_gradients_are_those_of_a_whole_batch(trained, options):
+    options = {"packing": "auto"} | options
     expected_losses, expected = trained(None, **options)
     losses, weights = trained(3, **options)
     assert losses == pytest.approx(expected_losses, abs=1e-6)

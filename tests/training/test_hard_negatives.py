@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from trainings import OWN, SameLength, batches_of, bm25, fitted, initial
 
 from soft_trainer import BM25Estimator, losses
-from soft_trainer.data.tokens import SIDES
+from soft_trainer.encoders.encoding import encode, pad
 from soft_trainer.errors import UserError
 from soft_trainer.training.sampler import GlobalRows
 
@@ -28,11 +28,12 @@ def met_by(batch, query: int) -> set[int]:
 def check_loss(trainer, batch):
     """Checks that a step's loss is the Soft-InfoNCE loss of the batch's texts."""
     trainer.model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), trainer.running():
         loss = trainer.compute_loss(trainer.model, batch)
-        tokens, collator = trainer._train_batches().tokens, trainer.data_collator
-        queries = trainer.embeddings(trainer.model, collator.side([tokens["query"][int(r)] for r in batch.rows]))
-        codes = trainer.embeddings(trainer.model, collator.side([tokens["code"][int(r)] for r in batch.code_rows]))
+        tokens = trainer._train_batches().tokens
+        texts = {"query": batch.rows, "code": batch.code_rows}
+        padded = [pad([tokens[side][int(row)] for row in rows], 1) for side, rows in texts.items()]
+        queries, codes = (encode(trainer.model, trainer.encoder, inputs) for inputs in padded)
     similarity = trainer.estimator.similarity(batch.rows, batch.code_rows)
     negatives = batch.targets.negatives
     weights = trainer.criterion.targets(batch.targets.positives, negatives, similarity=similarity).weights
@@ -178,8 +179,7 @@ def test_two_processes_have_the_columns_of_one(make_trainer, gather):
         start = batch.code_sizes[0] if gather and batch is shares[1] else 0
         assert batch.targets.positives.tolist() == list(range(start, start + len(batch.rows)))
         assert batch.code_rows[batch.targets.positives].tolist() == batch.rows.tolist()
-    for side in SIDES:  # the same number of forward passes on each process
-        assert len({len(getattr(batch, side).chunks) for batch in shares}) == 1
+    assert len({len(batch.passes) for batch in shares}) == 1
     assert sum(shares[0].code_sizes) == (len(shares[0].code_rows) if gather else sum(len(b.code_rows) for b in shares))
 
 

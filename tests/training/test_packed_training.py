@@ -7,14 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
+from refusals import refused
 from trainings import OWN, batches_of, bm25, gradients, initial, losses_of, still
 from transformers import TrainerCallback
 
 from soft_trainer import distributed
+from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.adapters import add_lora
+from soft_trainer.encoders.encoding import pad
 from soft_trainer.encoders.packing import PACKED
 from soft_trainer.encoders.scratch import random_model
 from soft_trainer.errors import UserError
+from soft_trainer.estimators import frozen_encoder
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.training.checkpoints import mark_complete
 from soft_trainer.training.preflight import DYNAMIC, complete_launch, pads
@@ -67,9 +71,10 @@ def test_a_packed_step_equals_a_padded_one(make, name):
     steps = []
     for packing in ("false", "true"):
         trainer = make(name, packing=packing)
-        assert trainer.why_padded == (None if packing == "true" else "packing=false")
+        assert trainer.passes.why_padded == (None if packing == "true" else "packing=false")
         batch = batches_of(trainer)[1]
-        assert (batch.packed is not None) == (packing == "true" and name != "gradient caching")
+        assert all(("borders" in inputs) == (packing == "true") for inputs in batch.passes)
+        assert (len(batch.passes) == 1) == (packing == "true" and name != "gradient caching")
         assert batch.count_tokens(padding=False) == sum(map(len, tokens_of(trainer, batch)))
         with trainer.running():
             steps.append(gradients(trainer, batch))
@@ -120,22 +125,40 @@ def test_packed_and_padded_trainings_have_the_same_losses(make):
 
 def test_packing_may_change_after_the_constructor(make):
     trainer = make("mean")
-    trainer.args.packing = "true"
-    assert batches_of(trainer)[0].packed is not None
+    assert trainer.passes.packed
+    trainer.args.packing = "false"
+    assert "borders" not in batches_of(trainer)[0].passes[0]
 
 
 def test_the_table_of_settings_says_how_forward_passes_run(make):
     rows = {}
-    for packing in ("auto", "true", "false"):
+    for packing in ("auto", "true", True, "false", False):
         rows[packing] = make("mean", packing=packing).setup_table()["forward passes"]
-    assert rows == {"auto": "padded (the device is cpu)", "true": "packed", "false": "padded (packing=false)"}
+    padded = "padded (packing=false)"
+    assert rows == {"auto": "packed", "true": "packed", True: "packed", "false": padded, False: padded}
 
 
-def test_a_collator_of_the_users_own_pads(make, tokenizer):
-    trainer = make("mean", packing="true")
-    assert trainer.setup_table()["forward passes"] == "packed"
-    trainer._collates, trainer._compared = False, None
-    assert trainer.why_padded == "a custom data_collator pads"
+def test_what_a_run_cannot_pack_is_padded_and_refused_if_packing_is_asked_for(make, tokenizer, trainer_of):
+    def collate(features):
+        return {side: pad([each[f"{side}_ids"] for each in features], tokenizer.pad_token_id) for side in SIDES}
+
+    cases = {
+        "a custom data_collator pads": {"arguments": {"data_collator": collate}},
+        "neftune_noise_alpha adds noise by the length of a row": {"neftune_noise_alpha": 5.0},
+    }
+    for reason, options in cases.items():
+        assert trainer_of(**options).passes.why_padded == reason
+        with refused(f"packing=true: the texts of this run cannot be packed: {reason}"):
+            trainer_of(packing="true", **options)
+
+
+def test_packing_false_pads_the_encoder_of_an_estimator_too(make, monkeypatch):
+    decided = []
+    decide = frozen_encoder.decide_passes
+    monkeypatch.setattr(frozen_encoder, "decide_passes", lambda *args: decided.append(decide(*args)) or decided[-1])
+    for packing in ("auto", "false", False):
+        make("hard negatives", packing=packing).prepare_rows()
+    assert [passes.packed for passes in decided] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -160,8 +183,8 @@ def test_describing_an_encoder_that_fsdp_has_wrapped_waits_for_no_process(make, 
     trainer = make("mean")
     monkeypatch.setattr(distributed, "from_main", lambda value: pytest.fail("only the main process is here"))
     trainer.model = torch.nn.Sequential()
-    trainer.model.module = trainer._compared[0]
-    assert trainer.why_padded == "the device is cpu"
+    trainer.model.module = trainer._passes_of[0]
+    assert trainer.setup_table()["forward passes"] == "packed"
 
 
 def test_a_checkpoint_in_float32_is_not_resumed_in_bf16(make, tmp_path):

@@ -9,7 +9,6 @@ from trainings import OWN, batches_of, bm25, check_weights, fitted, gradients, i
 
 from soft_trainer import BM25Estimator, losses
 from soft_trainer.criterion import LOSSES
-from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import SimCSEEstimator
 
@@ -101,8 +100,8 @@ def test_distilling_is_added_to_every_loss_with_inputs_from_the_workers(make_tra
         batch = next(iter(trainer.get_train_dataloader()))
         assert (batch.targets.similarity is not None) == (in_workers and (weight > 0 or loss != "info_nce"))
         batch = trainer._prepare_inputs(batch)
-        with torch.no_grad():
-            queries, codes = (trainer.embeddings(trainer.model, getattr(batch, side)) for side in SIDES)
+        with torch.no_grad(), trainer.running():
+            queries, codes = trainer.embeddings(trainer.model, batch)
             values.append(trainer.block_loss(queries, codes, batch, slice(None)).item())
     similarity = trainer.estimator.similarity(batch.rows, batch.code_rows)
     scores = 20 * normalize(queries) @ normalize(codes).T
@@ -117,7 +116,7 @@ def test_distilling_from_the_initial_model_adds_nothing_before_the_first_step(ma
     for options in ({}, {"distill_weight": 1.0}, {"distill_weight": 1.0, "distill_temperature": 2.0}):
         trainer = make_trainer(initial(), model=exact_model, **AWARE, **options, **SIMILAR)
         batch = batches_of(trainer)[0]
-        with torch.no_grad():
+        with torch.no_grad(), trainer.running():
             values.append(trainer.compute_loss(trainer.model, batch).item())
     assert values[1] == pytest.approx(values[0], abs=1e-6)
     assert values[2] > values[0] + 1e-3

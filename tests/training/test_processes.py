@@ -12,7 +12,6 @@ from trainings import check_weights
 
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.options.fields import STRATEGIES
-from soft_trainer.training import collator
 from soft_trainer.training.checkpoints import newest_complete
 
 WORKER = Path(worker.__file__)
@@ -34,10 +33,10 @@ CASES = {
     "distilled": OWN | {"batch": 8, "distill_weight": 0.5},
     "distilled_cached": DISTILLED | OWN | {"batch": 6, "gradient_cache_chunk_size": 2},
     "distilled_short_last_batch": DISTILLED | SHORT,
-    "packed": {"batch": 8, "packing": "true", "pool": 33},
-    "packed_short_last_batch": SHORT | {"packing": "true"},
-    "packed_cached": SHORT | {"gradient_cache_chunk_size": 3, "packing": "true"},
-    "packed_hard_negatives": OWN | {"batch": 6, "negatives_per_query": 2, "packing": "true"},
+    "padded": {"batch": 8, "packing": "false", "pool": 33},
+    "padded_short_last_batch": SHORT | {"packing": "false"},
+    "padded_cached": SHORT | {"gradient_cache_chunk_size": 3, "packing": "false"},
+    "padded_hard_negatives": OWN | {"batch": 6, "negatives_per_query": 2, "packing": "false"},
     "merged": {"batch": 8, "merge_ratio": 0.5},
     "lora": {"batch": 8, "lora": LORA, "pool": 33, "ddp_find_unused_parameters": False},
     "lora_merged_cached": {"batch": 8, "lora": LORA, "merge_lora": True, "gradient_cache_chunk_size": 3},
@@ -120,9 +119,8 @@ def sharded(two):
 
 
 @pytest.fixture
-def alone(folder, tmp_path, monkeypatch):
+def alone(folder, tmp_path):
     """Returns a function that runs a case on this process only, and returns the folder of results."""
-    monkeypatch.setattr(collator, "LAYER_OVERHEAD", 1e3)
 
     def run(name: str, options: dict) -> Path:
         worker.train(folder, name, options, tmp_path)

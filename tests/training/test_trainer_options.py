@@ -23,7 +23,6 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.fields import STRATEGIES
 from soft_trainer.options.resolve import resolve
-from soft_trainer.training.collator import PairCollator
 from soft_trainer.training.finite import NotFiniteError
 from soft_trainer.training.preflight import check_own_collator
 
@@ -60,10 +59,11 @@ def test_three_rows_on_four_processes_are_dummy_passes_of_weight_zero(trainer_of
     for rank in range(4):
         batches.rank, batches.world_size = rank, 4
         batch = trainer._prepare_inputs(batches.__getitems__([5, 1, 7]))
-        passes.append((len(batch.query.chunks), len(batch.code.chunks)))
+        passes.append(len(batch.passes))
         assert batch.sizes == (1, 1, 1, 0) and batch.loss_scale(1) == 4 / 3
-        embeddings = trainer.embeddings(trainer.model, batch.query)
-        assert len(embeddings) == len(batch.rows) == (rank < 3)
+        with trainer.running():
+            embeddings, codes = trainer.embeddings(trainer.model, batch)
+        assert len(embeddings) == len(codes) == len(batch.rows) == (rank < 3)
         loss = trainer.block_loss(embeddings, torch.randn(3, 32), batch, slice(0, 8))
         assert math.isfinite(loss.item()) and (rank < 3 or loss.item() == 0)
         loss.backward()
@@ -308,7 +308,7 @@ def test_a_collator_that_is_set_after_the_constructor_is_used_again(trainer_of, 
     trainer = trainer_of()
     trainer.args.gradient_cache_chunk_size = 3
     batch = batches_of(trainer)[0]
-    assert max(len(chunk["input_ids"]) for chunk in batch.code.chunks) == 3
+    assert max(len(inputs["borders"]) - 1 for inputs in batch.passes) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -340,12 +340,11 @@ def test_activation_checkpointing_changes_no_gradient(train, model):
 
 
 @pytest.mark.slow
-def test_noise_on_embeddings_is_the_same_in_both_passes_of_gradient_caching(train, model, tokenizer):
-    collator = PairCollator(tokenizer.pad_token_id)
+def test_noise_on_embeddings_is_the_same_in_both_passes_of_gradient_caching(train, model):
     before, logged = copy.deepcopy(model.state_dict()), []
     for options in ({}, {"neftune_noise_alpha": 5.0}, {"neftune_noise_alpha": 5.0, "gradient_cache_chunk_size": 8}):
         model.load_state_dict(before)
-        logged.append(losses_of(train(arguments={"data_collator": collator}, **options)))
+        logged.append(losses_of(train(packing="false", **options)))
     assert logged[0] != pytest.approx(logged[1], abs=1e-4)
     assert logged[2] == pytest.approx(logged[1], abs=1e-4)
 
@@ -356,12 +355,13 @@ def test_noise_on_embeddings_is_the_same_in_both_passes_of_gradient_caching(trai
     [
         ({"bf16": True}, {"rel": 0.1}),
         ({"bf16": True, "gradient_cache_chunk_size": 8}, {"rel": 0.1}),
-        ({"torch_compile": True, "torch_compile_backend": "eager"}, {"abs": 1e-3}),
+        ({"torch_compile": True, "torch_compile_backend": "eager", "packing": "false"}, {"abs": 1e-3}),
     ],
 )
 def test_bfloat16_or_a_compiled_model_trains_nearly_as_a_plain_one(train, _model, options, near):
     # A copy each time: accelerate prepares a model once.
-    plain, other = (losses_of(train(arguments={"model": copy.deepcopy(_model)}, **each)) for each in ({}, options))
+    padded = {name: value for name, value in options.items() if name == "packing"}
+    plain, other = (losses_of(train(arguments={"model": copy.deepcopy(_model)}, **each)) for each in (padded, options))
     assert other == pytest.approx(plain, **near) and (other != plain or "bf16" not in options)
 
 
@@ -444,5 +444,6 @@ def test_an_own_collator_makes_the_inputs_of_both_sides(trainer_of):
     for arguments in ({}, {"data_collator": collate}):
         trainer = trainer_of(arguments=arguments, estimator=None)
         trainer.model.eval()
-        losses.append(trainer.compute_loss(trainer.model, batches_of(trainer)[0]).item())
+        with trainer.running():
+            losses.append(trainer.compute_loss(trainer.model, batches_of(trainer)[0]).item())
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)

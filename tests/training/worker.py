@@ -28,7 +28,6 @@ from soft_trainer import (
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.training import collator
 
 COMMON = {
     "learning_rate": 1e-2,
@@ -131,7 +130,6 @@ def shard_on_cpus() -> None:
 
 def main() -> None:
     folder, cases, limit = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), float(sys.argv[3])
-    collator.LAYER_OVERHEAD = 1e3  # so that small batches are split too
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         shard_on_cpus()
     for name, options in cases.items():

@@ -1,0 +1,121 @@
+"""The attention of packed passes on a CPU is exact, and its dropout is reproducible and unbiased."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from soft_trainer.encoders.attention import Layout, TextAttention, dropped_bytes, kept, masked
+
+BORDERS = tuple(np.cumsum([0, 5, 17, 33, 1, 16, 0, 48, 47, 40]).tolist())  # one text has no tokens
+SCALE = 0.3
+KINDS = list(itertools.product((4, 2, 1), (False, True), (None, 3, 20)))  # heads of keys, causal, sliding window
+
+
+def make_values(heads: int = 4, dtype=torch.float64) -> list[torch.Tensor]:
+    """Draws queries with four heads, and keys and values with fewer."""
+    torch.manual_seed(0)
+    shapes = [(BORDERS[-1], number, 8) for number in (4, heads, heads)]
+    return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
+
+
+def one_by_one(query, key, value, seen_of) -> torch.Tensor:
+    """Computes the attention of one text after the other with torch. `seen_of(text, length)` returns its mask."""
+    outputs = []
+    for text, (start, end) in enumerate(itertools.pairwise(BORDERS)):
+        one = [each[start:end].transpose(0, 1)[None] for each in (query, key, value)]
+        mask = seen_of(text, end - start)
+        attended = F.scaled_dot_product_attention(*one, mask, scale=SCALE, enable_gqa=True)
+        outputs.append(attended[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def check_equal(values, found, expected) -> None:
+    """Checks outputs and gradients."""
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    gradient = torch.randn_like(found)
+    gradients = [torch.autograd.grad(outputs, values, gradient) for outputs in (found, expected)]
+    torch.testing.assert_close(*gradients, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("heads", "causal", "window"), KINDS)
+def test_outputs_and_gradients_are_those_of_one_text_after_the_other(heads, causal, window):
+    def seen(text, length):
+        place = torch.arange(length)
+        apart = place[:, None] - place
+        near = apart.abs() <= (length if window is None else window)
+        return near & (apart >= 0) if causal else near
+
+    values = make_values(heads)
+    found = TextAttention.apply(*values, Layout.of(BORDERS, causal, window), 0.0, SCALE)
+    check_equal(values, found, one_by_one(*values, seen))
+
+
+def test_a_mask_for_each_text():
+    draw = np.random.default_rng(0)
+    masks = [torch.from_numpy(draw.random((n, n)) < 0.5) | torch.eye(n, dtype=torch.bool) for n in np.diff(BORDERS)]
+    values = make_values()
+    layout = Layout.of(BORDERS, False, None).with_attends(torch.cat([mask.view(-1) for mask in masks]))
+    found = TextAttention.apply(*values, layout, 0.0, SCALE)
+    check_equal(values, found, one_by_one(*values, lambda text, length: masks[text]))
+
+
+@pytest.mark.parametrize(("heads", "causal", "window"), [(4, False, None), (2, True, None), (1, False, 3)])
+def test_gradients_with_dropout_are_finite_differences(heads, causal, window):
+    layout = Layout.of(BORDERS, causal, window)
+    values = make_values(heads)
+    gradient = torch.randn_like(values[0])
+
+    def loss(*values):
+        torch.manual_seed(3)
+        return (TextAttention.apply(*values, layout, 0.1, SCALE) * gradient).sum()
+
+    for number, found in enumerate(torch.autograd.grad(loss(*values), values)):
+        step = torch.randn_like(found) * 1e-6
+        above = [each.detach() + step if place == number else each.detach() for place, each in enumerate(values)]
+        below = [each.detach() - step if place == number else each.detach() for place, each in enumerate(values)]
+        assert float(loss(*above) - loss(*below)) / 2 == pytest.approx(float((found * step).sum()), rel=1e-6)
+
+
+def test_the_rate_of_dropout_is_rounded_to_a_byte_and_the_mean_is_kept():
+    zeros = float((kept((1000, 1001), 0.1) == 0).float().mean())
+    assert dropped_bytes(0.1) / 256 == 0.1015625 and zeros == pytest.approx(0.1016, abs=1e-3)
+    values = [each.detach() for each in make_values(dtype=torch.float32)]
+    layout = Layout.of(BORDERS, False, None)
+    exact = TextAttention.apply(*values, layout, 0.0, SCALE)
+    total = sum(TextAttention.apply(*values, layout, 0.1, SCALE) for _ in range(1000))
+    assert float((total / 1000 - exact).abs().mean()) < 0.01 * float(exact.abs().mean()) + 0.005
+
+
+def test_the_same_generator_draws_the_same_dropout_and_rate_zero_draws_nothing():
+    values = make_values()
+    layout = Layout.of(BORDERS, False, None)
+    outputs = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        outputs.append(TextAttention.apply(*values, layout, 0.1, SCALE))
+    assert torch.equal(*outputs) and not torch.equal(outputs[0], TextAttention.apply(*values, layout, 0.1, SCALE))
+    state = torch.get_rng_state()
+    TextAttention.apply(*values, layout, 0.0, SCALE)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_dropped_values_are_zero_and_others_unchanged(dtype):
+    values = torch.randn(50, 7).to(dtype)
+    keep = kept(values.shape, 0.5)
+    assert torch.equal(masked(values, keep), torch.where(keep != 0, values, 0))
+
+
+def test_half_precision_is_near_float32():
+    layout = Layout.of(BORDERS, False, None)
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        values = make_values(dtype=dtype)
+        outputs = TextAttention.apply(*values, layout, 0.0, SCALE)
+        results.append([outputs, *torch.autograd.grad(outputs.float().square().sum(), values)])
+    for exact, rounded in zip(*results, strict=True):
+        assert rounded.dtype == torch.bfloat16
+        assert (rounded.float() - exact).norm() < 0.02 * exact.norm()
