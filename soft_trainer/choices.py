@@ -18,6 +18,7 @@ ESTIMATORS = {
     "trained_model": "frozen_encoder:TrainedModelEstimator",
     "simcse": "frozen_encoder:SimCSEEstimator",
     "initial_model": "frozen_encoder:InitialModelEstimator",
+    "scores": "scores:ScoresEstimator",
 }
 # For messages: the estimators that find similar rows, which similar batches and mined negatives need.
 FIND_NEIGHBOURS = "bm25, simcse, trained_model or initial_model"

@@ -13,6 +13,9 @@ from soft_trainer.terminal import print_on_main
 
 NEGATIVES = "negatives"  # a column of functions, as texts or urls, that do not answer the row's query
 NEGATIVE_NAMES = (NEGATIVES, "neg", "negative", "negative_1")  # the last one with any number
+# Columns that `with_scores` makes: the score of each positive and of each negative of a row, or None.
+POSITIVE_SCORES = "positive_scores"
+NEGATIVE_SCORES = "negative_scores"
 COLUMN = re.compile(r"negatives|neg|negative(_\d+)?")
 URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # such a value is an id, not the text of a function
 
@@ -35,16 +38,17 @@ def with_negative_columns(rows: Dataset, place: str, quiet: bool = False) -> Dat
     return rows.remove_columns(names).add_column(NEGATIVES, negatives, feature=List(Value("string")))
 
 
-def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, np.ndarray]:
+def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, np.ndarray, np.ndarray]:
     """Finds the functions that the column `negatives` lists in the corpus, and adds missing ones to the corpus.
 
     Args:
-        rows: training rows with the column `negatives`.
+        rows: training rows with the column `negatives`. A column `NEGATIVE_SCORES` has a score for each of them.
         corpus: the functions of the rows, in the same order.
         urls: object[rows], the id of each row's code, or None.
 
     Returns:
-        The extended corpus, and the (query, negative function) pairs, int64[P, 2].
+        The extended corpus, the (query, negative function) pairs, int64[P, 2], and the score of each pair or NaN,
+        float32[P].
 
     Raises:
         UserError: a value is not a list of texts, or is a url that no row has.
@@ -57,8 +61,13 @@ def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Da
             row_of[urls[row]] = row
     added = []
     pairs = []
-    for query, names in enumerate(rows[NEGATIVES]):
-        for name in _names(names, query):
+    scores = []
+    given = [None] * len(rows)
+    if NEGATIVE_SCORES in rows.column_names:
+        given = rows[NEGATIVE_SCORES][:]
+    for query, (names, of_row) in enumerate(zip(rows[NEGATIVES], given, strict=True)):
+        names = _names(names, query)
+        for name, score in zip(names, of_row or [None] * len(names), strict=True):
             code = row_of.get(name)
             if code is None:
                 if URL.match(name):
@@ -70,9 +79,11 @@ def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Da
                 added.append(_code_row(name, corpus, query))
             if code != query:
                 pairs.append((query, code))
+                scores.append(score)
     if added:
         corpus = concatenate_datasets([corpus, Dataset.from_list(added, features=corpus.features)])
-    return corpus, np.unique(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=0)
+    distinct, first = np.unique(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=0, return_index=True)
+    return corpus, distinct, np.array(scores, dtype=np.float32)[first]
 
 
 def _names(names, row: int) -> list[str]:
