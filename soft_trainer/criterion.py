@@ -36,19 +36,19 @@ class Targets:
             means all columns except the positive.
         extra_positives: BoolTensor[B, N], True where a column is another positive, or None if there are none.
         similarity: Tensor[B, N], the estimator's raw similarities, or None if the loss does not use them.
-        estimated: BoolTensor[B, N], True where the estimator knows the similarity. None means all columns.
         weights: Tensor[B, N], the weights w_ij, or None if the loss does not use them.
         positive_counts: int64[B] on the host, the number of positives of each query, or None if unknown. With these
             counts, the loss of queries with several positives does not wait for a GPU.
+        estimated: BoolTensor[B, N], True where the estimator knows the similarity. None means all columns.
     """
 
     positives: Tensor
     negatives: Tensor | None = None
     extra_positives: Tensor | None = None
     similarity: Tensor | None = None
-    estimated: Tensor | None = None
     weights: Tensor | None = None
     positive_counts: np.ndarray | None = None
+    estimated: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -144,7 +144,7 @@ class Criterion:
             weights = self._weights(compared, positives, negatives, estimated)
         if not self.distill_weight and "similarity" not in self.read_by_loss:
             similarity = estimated = None
-        return Targets(positives, negatives, extra_positives, similarity, estimated, weights)
+        return Targets(positives, negatives, extra_positives, similarity, weights, estimated=estimated)
 
     def __call__(self, scores: Tensor, targets: Targets) -> Tensor:
         """Computes the mean loss of B queries against N functions, a scalar.

@@ -35,8 +35,8 @@ class Estimator:
         compares_codes: True if queries are compared with functions, so that a function may be more similar to a query
             than the query's positive. False if queries are compared with queries. In that case, positive-aware weights
             do not apply, because the positive always has the largest similarity.
-        partial: True if `similarity` returns NaN for pairs whose similarity is unknown. These negatives keep a weight of
-            1, and the KL divergence that `distill_weight` adds does not compare them.
+        partial: True if `similarity` returns NaN for pairs whose similarity is unknown. Such a negative keeps a weight
+            of 1, and the KL divergence that `distill_weight` adds does not compare it.
         in_workers: True if data workers may call `similarity` before the step. In that case, the method must not need
             a GPU, and the fitted estimator must be picklable.
     """

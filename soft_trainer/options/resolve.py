@@ -182,7 +182,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
     reads_all = "similarity" in loss.read_by_loss and "estimated" not in loss.read_by_loss
     if getattr(estimator, "partial", False) and reads_all:
         raise UserError(
-            f"loss={loss.loss} compares all columns of a batch, but {name} knows the similarity of some of them only; set "
+            f"loss={loss.loss} compares all functions of a batch, but {name} knows the similarity of few of them; set "
             "loss=soft_info_nce, or loss=info_nce with distill_weight"
         )
     if ":" in loss.loss + loss.weighting:  # tests try out the package's own functions
