@@ -97,7 +97,7 @@ def test_only_estimated_columns_are_cancelled_weighed_and_compared():
         if cancel["cancel"] == "ratio":  # nothing is known of these queries' positives
             assert kept[2:].tolist() == expected[2:].tolist()
     for weighting in ("positive_aware", "linear"):
-        criterion = Criterion(weighting=weighting, **SETTINGS, distill_weight=1.0)
+        criterion = Criterion(weighting=weighting, **SETTINGS, margin=0.5, distill_weight=1.0)
         targets = criterion.targets(positives, similarity=similarity, estimated=ESTIMATED)
         weighed = targets.weights != 1
         assert weighed[:2].sum() > 3 and not (weighed & ~ESTIMATED).any() and not weighed[3].any()
