@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from soft_trainer.encoders.encoding import Encoder, check_dims
 from soft_trainer.encoders.hub_files import reading
 from soft_trainer.encoders.onnx import open_exported
 from soft_trainer.encoders.packaged import located
-from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, profile_of, resolve_profile
+from soft_trainer.encoders.profiles import EncoderProfile, check_encodes, check_lengths, profile_of, resolve_profile
 from soft_trainer.encoders.static import StaticModel, is_static
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
@@ -136,7 +136,7 @@ def load_model(
     folder = located(name_or_path)
     with reading(folder, revision), _without_report_on_spare_weights():
         config = load_config(name_or_path, revision, trust_remote_code)
-        _refuse_cross_encoder(config.to_dict(), name_or_path)
+        check_encodes(config.to_dict(), name_or_path)
         check_lengths(config.to_dict(), profile)
         if hasattr(config, "use_cache"):
             config.use_cache = False  # only generation needs the keys and values of every layer
@@ -168,28 +168,6 @@ def load_config(name_or_path: str | Path, revision: str | None, trust_remote_cod
     return transformers.AutoConfig.from_pretrained(
         located(name_or_path), revision=revision or "main", trust_remote_code=bool(trust_remote_code)
     )
-
-
-def is_cross_encoder(name_or_path: str | Path, revision: str | None = None) -> bool:
-    """Returns True if a folder or repository has a model that scores a pair of texts instead of embedding a text."""
-    path = hub_files.repository_file(name_or_path, "config.json", revision)
-    return path is not None and _scores_pairs(read_json(path))
-
-
-def _scores_pairs(config: Mapping) -> bool:
-    """Returns True for the configuration of a sequence classifier with one label, as `CrossEncoder` saves it."""
-    classes = config.get("architectures") or ()
-    classifies = any(name.endswith("ForSequenceClassification") for name in classes)
-    return classifies and len(config.get("id2label") or ()) == 1
-
-
-def _refuse_cross_encoder(config: Mapping, name: str | Path) -> None:
-    """Raises UserError for a cross-encoder, whose hidden states are not trained to be embeddings."""
-    if _scores_pairs(config):
-        raise UserError(
-            f"{name}: a cross-encoder, which scores pairs of texts and has no embeddings; use an encoder here. In "
-            "training, a cross-encoder can be the teacher"
-        )
 
 
 @contextlib.contextmanager
@@ -253,7 +231,7 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     """
     config = model.config
     kind = type(model)
-    _refuse_cross_encoder(config.to_dict(), "model")
+    check_encodes(config.to_dict(), "model")
     check_lengths(config.to_dict(), profile)
     if kind is MODEL_MAPPING.get(type(config), None) and _auto_class(config) is AutoModelForTextEncoding:
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)].__name__
