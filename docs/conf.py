@@ -74,6 +74,7 @@ api
 ../benchmarks/history
 ../benchmarks/commit_memory
 ../benchmarks/own_encoder
+../benchmarks/scores_study
 ../benchmarks/search_study
 ../benchmarks/source_mix
 ../benchmarks/static_study

@@ -15,6 +15,7 @@ from .estimators.frozen_encoder import (
     SimCSEEstimator as SimCSEEstimator,
     TrainedModelEstimator as TrainedModelEstimator,
 )
+from .estimators.scores import CrossEncoderEstimator as CrossEncoderEstimator, ScoresEstimator as ScoresEstimator
 from .evaluation.retrieval import RetrievalOutput as RetrievalOutput
 from .losses import (
     binary_cross_entropy as binary_cross_entropy,
@@ -40,6 +41,7 @@ __version__: str
 __all__ = [
     "BM25Estimator",
     "Criterion",
+    "CrossEncoderEstimator",
     "DataArguments",
     "EncoderProfile",
     "Estimator",
@@ -49,6 +51,7 @@ __all__ = [
     "NeighbourEstimator",
     "PROFILES",
     "RetrievalOutput",
+    "ScoresEstimator",
     "SimCSEEstimator",
     "SoftInfoNCETrainer",
     "SoftInfoNCETrainingArguments",

@@ -18,6 +18,7 @@ ESTIMATORS = {
     "trained_model": "frozen_encoder:TrainedModelEstimator",
     "simcse": "frozen_encoder:SimCSEEstimator",
     "initial_model": "frozen_encoder:InitialModelEstimator",
+    "scores": "scores:ScoresEstimator",
 }
 COMPARE_QUERIES = ("bm25", "simcse")  # without bm25_document_column, they compare queries with queries
 # For messages: the estimators that find similar rows, which similar batches and mined negatives need.

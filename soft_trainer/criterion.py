@@ -39,6 +39,7 @@ class Targets:
         weights: Tensor[B, N], the weights w_ij, or None if the loss does not use them.
         positive_counts: int64[B] on the host, the number of positives of each query, or None if unknown. With these
             counts, the loss of queries with several positives does not wait for a GPU.
+        estimated: BoolTensor[B, N], True where the estimator knows the similarity. None means all columns.
     """
 
     positives: Tensor
@@ -47,6 +48,7 @@ class Targets:
     similarity: Tensor | None = None
     weights: Tensor | None = None
     positive_counts: np.ndarray | None = None
+    estimated: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -110,6 +112,7 @@ class Criterion:
         negatives: Tensor | None = None,
         extra_positives: Tensor | None = None,
         similarity: Tensor | None = None,
+        estimated: Tensor | None = None,
     ) -> Targets:
         """Cancels likely false negatives, turns the similarities into weights, and returns the batch's targets.
 
@@ -118,6 +121,9 @@ class Criterion:
             negatives: BoolTensor[B, N], True where a column is a negative. By default, all columns but the positive.
             extra_positives: BoolTensor[B, N], True where a column is another positive and therefore not a negative.
             similarity: Tensor[B, N], the estimator's raw similarities. Required if `needs_similarity`.
+            estimated: BoolTensor[B, N], True where `similarity` is known. By default, all columns. The other columns
+                keep a weight of 1, and are neither cancelled nor part of the divergence that `distill_weight` adds. A
+                positive whose similarity is unknown counts as infinitely similar to its query.
 
         Raises:
             ValueError: the loss needs `similarity`, but it is None.
@@ -126,14 +132,19 @@ class Criterion:
             raise ValueError(f"{self.settings_that_need_similarity}: similarity is missing")
         if extra_positives is not None:
             negatives = excluding(negatives, extra_positives)
+        compared = similarity
+        if similarity is not None and estimated is not None:
+            column = positives.unsqueeze(1)
+            own = similarity.gather(1, column).masked_fill(~estimated.gather(1, column), torch.inf)
+            compared = similarity.scatter(1, column, own)
         if self.cancel != "none":
-            negatives = self._cancelled(similarity, positives, negatives)
+            negatives = self._cancelled(compared, positives, negatives, estimated)
         weights = None
         if self.uses_weights:
-            weights = self._weights(similarity, positives, negatives)
+            weights = self._weights(compared, positives, negatives, estimated)
         if not self.distill_weight and "similarity" not in self.read_by_loss:
-            similarity = None
-        return Targets(positives, negatives, extra_positives, similarity, weights)
+            similarity = estimated = None
+        return Targets(positives, negatives, extra_positives, similarity, weights, estimated=estimated)
 
     def __call__(self, scores: Tensor, targets: Targets) -> Tensor:
         """Computes the mean loss of B queries against N functions, a scalar.
@@ -158,34 +169,46 @@ class Criterion:
                 targets.similarity,
                 self.distill_temperature,
                 targets.positives,
-                negatives=targets.negatives,
+                negatives=_both(targets.negatives, targets.estimated),
             )
             loss = loss + self.distill_weight * divergence
         return loss
 
-    def _cancelled(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None) -> Tensor:
+    def _cancelled(
+        self, similarity: Tensor, positives: Tensor, negatives: Tensor | None, estimated: Tensor | None
+    ) -> Tensor:
         """Returns the negatives that remain after false-negative cancellation, BoolTensor[B, N]."""
-        if negatives is not None:
-            # An excluded column must not use up one of the k cancellations.
-            column = positives.unsqueeze(1)
-            similarity = similarity.masked_fill(~negatives.scatter(1, column, True), -torch.inf)
+        column = positives.unsqueeze(1)
+        candidates = _both(negatives, estimated)
+        if candidates is not None:
+            # Another column must not use up one of the k cancellations.
+            similarity = similarity.masked_fill(~candidates.scatter(1, column, True), -torch.inf)
         if self.cancel == "top_k":
             kept = cancel_top_k(similarity, self.cancel_k, positives)
         else:
             kept = cancel_above_ratio(similarity, self.cancel_ratio, positives)
+        if estimated is not None:
+            kept = (kept | ~estimated).scatter(1, column, False)
         if negatives is None:
             return kept
         return kept & negatives
 
-    def _weights(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None) -> Tensor:
-        """Computes the weights w_ij, Tensor[B, N]: 1 on the positive, 0 on columns that are not negatives."""
-        batch = {"similarity": similarity, "positives": positives, "negatives": negatives}
+    def _weights(
+        self, similarity: Tensor, positives: Tensor, negatives: Tensor | None, estimated: Tensor | None
+    ) -> Tensor:
+        """Computes the weights w_ij, Tensor[B, N].
+
+        They are 1 on the positive and on negatives that are not estimated, and 0 on columns that are not negatives.
+        """
+        batch = {"similarity": similarity, "positives": positives, "negatives": _both(negatives, estimated)}
         weights = self._call(self.weighting_function, batch)
         if getattr(weights, "shape", None) != similarity.shape:
             raise UserError(
                 f"weighting={self.weighting} returned {_shape(weights)} for similarities of {_shape(similarity)}: "
                 "expected the same shape"
             )
+        if estimated is not None:
+            weights = weights.masked_fill(~estimated, 1.0)
         if negatives is not None:
             weights = weights.masked_fill(~negatives, 0.0)  # a user's function may leave other values there
         return weights.scatter(1, positives.unsqueeze(1), 1.0)
@@ -332,6 +355,13 @@ def excluding(columns: Tensor | None, excluded: Tensor) -> Tensor:
     if columns is None:
         return ~excluded
     return columns & ~excluded
+
+
+def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Returns the columns that are in both masks, BoolTensor[B, N]. If a mask is None, it means all columns."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
 
 
 def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[..., Tensor]:

@@ -74,6 +74,43 @@ def test_equals_the_pure_function(loss, cancel, duplicate):
     torch.testing.assert_close(moved, value, rtol=0, atol=1e-12)
 
 
+# The columns with a known similarity: of the third query not the positive, of the fourth only one.
+ESTIMATED = torch.tensor(
+    [
+        [1, 1, 1, 1, 0, 0, 0, 0, 0],
+        [0, 0, 0, 1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 1, 0, 0, 0],
+    ]
+).bool()
+
+
+def test_only_estimated_columns_are_cancelled_weighed_and_compared():
+    scores, positives, similarity = batch()
+    similarity[0, :4] = torch.tensor([0.9, 0.2, 1.0, 0.8])
+    similarity[1, 3:7] = torch.tensor([1.0, 0.9, 0.1, 0.95])
+    expected = ESTIMATED.new_ones(4, 9).scatter(1, positives.unsqueeze(1), False)
+    expected[0, [0, 3]] = expected[1, [4, 6]] = False
+    for cancel in ({"cancel": "ratio", "cancel_ratio": 0.7}, {"cancel": "top_k", "cancel_k": 2}):
+        kept = Criterion("info_nce", **cancel).targets(positives, similarity=similarity, estimated=ESTIMATED).negatives
+        assert kept[:2].tolist() == expected[:2].tolist()
+        if cancel["cancel"] == "ratio":  # nothing is known of these queries' positives
+            assert kept[2:].tolist() == expected[2:].tolist()
+    for weighting in ("positive_aware", "linear"):
+        criterion = Criterion(weighting=weighting, **SETTINGS, margin=0.5, distill_weight=1.0)
+        targets = criterion.targets(positives, similarity=similarity, estimated=ESTIMATED)
+        weighed = targets.weights != 1
+        assert weighed[:2].sum() > 3 and not (weighed & ~ESTIMATED).any() and not weighed[3].any()
+        assert weighed[2].any() == (weighting == "linear")  # Eq. 4 needs no similarity of the positive
+        moved = similarity.masked_fill(~ESTIMATED, torch.nan)
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(
+                criterion(scores, targets), criterion(scores, criterion.targets(positives, similarity=similarity))
+            )
+        hidden = criterion.targets(positives, similarity=moved.nan_to_num(-7.0), estimated=ESTIMATED)
+        assert criterion(scores, hidden) == criterion(scores, targets)
+
+
 POSITIVES = torch.tensor([2, 0, 5, 7])
 # The first query has two more relevant codes, the second none, and the third lists its positive again.
 EXTRA_POSITIVES = torch.zeros(4, 9, dtype=torch.bool).index_put(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from soft_trainer import load_encoder
+from soft_trainer import load_encoder, load_rows
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
@@ -67,6 +67,13 @@ def test_own_parts(run, csv, tmp_path, request, name, model):
     if model != "base":
         model = request.getfixturevalue(model)
     run(name, csv, tmp_path / "out", "--model", model)
+    assert load_encoder(tmp_path / "out").encode_queries(["sort a list"]).isfinite().all()
+
+
+@pytest.mark.slow
+def test_hard_negatives_and_their_scores(run, csv, encoder_dir, tmp_path):
+    run("hard_negatives", csv, tmp_path / "out", "--scorer", encoder_dir, "--epochs", 1)
+    assert len(load_rows(tmp_path / "out" / "mined.jsonl")["train"].judgments.scores().data) > 300
     assert load_encoder(tmp_path / "out").encode_queries(["sort a list"]).isfinite().all()
 
 

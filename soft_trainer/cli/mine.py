@@ -5,7 +5,8 @@ soft-trainer mine --history REPOSITORY --output_dir DIR
 
 The rows are written to DIR as train, valid, test and codebase (.jsonl.gz), for `soft-trainer train --data_dir DIR`.
 With --history, relevance.jsonl.gz also lists every relevant function of each test query, for --eval_data_dir. If
-SOURCE_DIR and --history are the same repository, training rows come from both documentation and commits.
+SOURCE_DIR and --history are the same repository, training rows come from both documentation and commits. With
+--negatives N, training rows also have N hard negatives and their scores, for --estimator scores.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from functools import partial
 
 from soft_trainer.cli.shared_options import add_overwrite
+from soft_trainer.encoders.packaged import BASE
 from soft_trainer.errors import UserError
 from soft_trainer.files import MINED_JUDGMENTS, ROW_FILES, check_free
 from soft_trainer.mining.tree import PAIR_RULES, mine_to, mining_table, tree_language
@@ -36,12 +38,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output_dir", required=True, help="folder for the rows")
     add("--num_workers", type=int, help="number of processes (default: one per CPU core)")
     add_overwrite(parser, "earlier rows")
+    add("--negatives", type=int, metavar="N", help="add N hard negatives to each training row, with their scores")
+    add("--model", help="with --negatives: the encoder that finds and scores them (default: base)")
     add("--keep", nargs="+", metavar="RULE", help=f"rules to ignore: {', '.join(PAIR_RULES)}")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Mines rows, and prints how many functions or commits became rows and how many each rule dropped."""
     options = {name: value for name, value in vars(arguments).items() if value is not None}
+    negatives = options.pop("negatives", None)
+    model = options.pop("model", None)
+    if negatives is not None and negatives < 1:
+        raise UserError(f"negatives={negatives}: must be 1 or more")
+    if model is not None and negatives is None:
+        raise UserError("model: applies only with --negatives; add --negatives 4, or drop --model")
     if not options.pop("overwrite"):
         check_free(arguments.output_dir, (*ROW_FILES, MINED_JUDGMENTS))
     history = options.pop("history", None)
@@ -64,4 +74,8 @@ def run(arguments: argparse.Namespace) -> None:
     mined = mine(**options)
     sys.stdout.write(mining_table(mined) + "\n")
     folder = options["output_dir"]
+    if negatives is not None:
+        from soft_trainer.run.mined_negatives import add_negatives  # needs torch, which is slow to import
+
+        add_negatives(folder, negatives, model or BASE)
     sys.stdout.write(f"Written to {folder}; to train on it: soft-trainer train --data_dir {folder}\n")

@@ -15,6 +15,9 @@ OWN_ID = "_id"  # a query's id in BEIR, if a document of the corpus has the same
 NEGATIVES = "negatives"  # functions, as texts or urls, that do not answer the row's query
 NEGATIVE_NAMES = (NEGATIVES, "neg", "hard_negatives", "negative", "negative_1")  # the last one with any number
 NEGATIVE = re.compile(r"neg|(hard_)?negatives?(_\d+)?")
+# The score of each positive and of each negative of a row, or None. `data/scores.py` makes these columns.
+POSITIVE_SCORES = "positive_scores"
+NEGATIVE_SCORES = "negative_scores"
 # The pairs of a query and a code column, besides CodeSearchNet's.
 PAIRS = (
     ("query", "code"),

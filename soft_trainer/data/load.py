@@ -44,6 +44,7 @@ from soft_trainer.data.layouts.tables import (
 from soft_trainer.data.named_negatives import with_negative_columns
 from soft_trainer.data.plain_columns import plain_table, table_of, table_of_frame
 from soft_trainer.data.row_checks import check_labels, check_split, name_repeated
+from soft_trainer.data.scores import SCORE_COLUMNS, with_scores
 from soft_trainer.data.split import QUERY_ROW, Split
 from soft_trainer.data.tokens import columns_in, side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -263,7 +264,9 @@ def make_splits(
     tables = {name: tables[name] for name in dict.fromkeys((*SPLITS, *tables)) if name in tables}
     quiet = "train" not in tables
     given = dict.fromkeys(chain.from_iterable(rows.column_names for rows in tables.values()))
+    columns = chosen_columns(tables, names.query, names.code, place, quiet)
     for name, rows in tables.items():
+        rows = with_scores(rows, columns, places[name], quiet)
         check_labels(rows, places[name])
         if names.negatives is not None and name == "train" and names.negatives not in rows.column_names:
             have = ", ".join(rows.column_names)
@@ -272,10 +275,9 @@ def make_splits(
                 f"{places[name]}: negatives_column={names.negatives}: no such column; the rows have {have}{hint}"
             )
         tables[name] = with_negative_columns(rows, places[name], quiet, names.negatives)
-    columns = chosen_columns(tables, names.query, names.code, place, quiet)
     if not quiet:
         used = {*chain.from_iterable(COLUMNS_OF.values()), *chain.from_iterable(columns.values()), names.id}
-        used |= {names.negatives, names.group}
+        used |= {names.negatives, names.group, *SCORE_COLUMNS}
         name_unused([name for name in given if not NEGATIVE.fullmatch(name)], used, place)
     for name, rows in tables.items():
         if not len(rows):

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 from datasets import Dataset, List, Value, concatenate_datasets
 
-from soft_trainer.data.column_names import NEGATIVE, NEGATIVES, is_list_text
+from soft_trainer.data.column_names import NEGATIVE, NEGATIVE_SCORES, NEGATIVES, is_list_text
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
@@ -46,16 +46,17 @@ def with_negative_columns(rows: Dataset, place: str, quiet: bool = False, column
     return rows.remove_columns(names).add_column(NEGATIVES, negatives, feature=List(Value("string")))
 
 
-def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, np.ndarray]:
+def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, np.ndarray, np.ndarray]:
     """Finds the functions that the column `negatives` lists in the corpus, and adds missing ones to the corpus.
 
     Args:
-        rows: training rows with the column `negatives`.
+        rows: training rows with the column `negatives`. A column `NEGATIVE_SCORES` has a score for each of them.
         corpus: the functions of the rows, in the same order.
         urls: object[rows], the id of each row's code, or None.
 
     Returns:
-        The extended corpus, and the (query, negative function) pairs, int64[P, 2].
+        The extended corpus, the (query, negative function) pairs, int64[P, 2], and the score of each pair or NaN,
+        float32[P].
 
     Raises:
         UserError: a value is not a list of texts, or is a url that no row has.
@@ -68,8 +69,13 @@ def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Da
             row_of[urls[row]] = row
     added = []
     pairs = []
-    for query, names in enumerate(rows[NEGATIVES]):
-        for name in _names(names, query):
+    scores = []
+    given = [None] * len(rows)
+    if NEGATIVE_SCORES in rows.column_names:
+        given = rows[NEGATIVE_SCORES][:]
+    for query, (names, of_row) in enumerate(zip(rows[NEGATIVES], given, strict=True)):
+        names = _names(names, query)
+        for name, score in zip(names, of_row or [None] * len(names), strict=True):
             code = row_of.get(name)
             if code is None:
                 if URL.match(name):
@@ -81,9 +87,11 @@ def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Da
                 added.append(_code_row(name, corpus, query))
             if code != query:
                 pairs.append((query, code))
+                scores.append(score)
     if added:
         corpus = concatenate_datasets([corpus, Dataset.from_list(added, features=corpus.features)])
-    return corpus, np.unique(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=0)
+    distinct, first = np.unique(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=0, return_index=True)
+    return corpus, distinct, np.array(scores, dtype=np.float32)[first]
 
 
 def _names(names, row: int) -> list[str]:

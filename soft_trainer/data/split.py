@@ -20,7 +20,14 @@ from scipy import sparse
 from torch import Tensor
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.column_names import CODE_COLUMNS, NEGATIVES, OWN_ID, QUERY_COLUMNS
+from soft_trainer.data.column_names import (
+    CODE_COLUMNS,
+    NEGATIVE_SCORES,
+    NEGATIVES,
+    OWN_ID,
+    POSITIVE_SCORES,
+    QUERY_COLUMNS,
+)
 from soft_trainer.data.named_negatives import with_negatives
 from soft_trainer.fingerprints import fingerprint, rows_fingerprint
 
@@ -83,6 +90,7 @@ class Judgments:
             them by default. By default, none.
         gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
             the CodeSearchNet challenge. None means that there are no grades.
+        positive_scores (`csr[Q, C]`, *optional*): the scores of relevant pairs that came with the rows.
     """
 
     def __init__(
@@ -92,12 +100,14 @@ class Judgments:
         examples: np.ndarray | None = None,
         gain: str | None = None,
         named: np.ndarray | None = None,
+        positive_scores: sparse.csr_matrix | None = None,
     ):
         self.stored = relevant
         self.named = named
         self.negatives = negatives
         self.examples = examples
         self.gain = gain
+        self.positive_scores = positive_scores
 
     @cached_property
     def relevant(self) -> sparse.csr_matrix:
@@ -145,7 +155,10 @@ class Judgments:
             examples = np.stack(sides, axis=1)
             examples = examples[(examples >= 0).all(axis=1)]
         named = None if self.named is None else self.named[queries]
-        return Judgments(relevant, negatives, examples, self.gain, named)
+        positive_scores = self.positive_scores
+        if positive_scores is not None:
+            positive_scores = positive_scores[queries][:, codes]
+        return Judgments(relevant, negatives, examples, self.gain, named, positive_scores)
 
     def named_negatives(self) -> sparse.csr_matrix | None:
         """Returns the negatives that columns of the rows name, csr[Q, C], or None if there are none."""
@@ -154,6 +167,19 @@ class Judgments:
         pairs = self.negatives.tocoo()
         kept = self.named[pairs.row]
         return _matrix(np.stack([pairs.row[kept], pairs.col[kept]], axis=1), pairs.data[kept], self.negatives.shape)
+
+    def scores(self) -> sparse.csr_matrix:
+        """Returns the scores that came with the rows, of positives and negatives, csr[Q, C]. A score may be 0."""
+        pairs = [np.empty((0, 2), dtype=np.int64)]
+        values = [np.empty(0, dtype=np.float32)]
+        for scores in (self.positive_scores, self.negatives):
+            if scores is not None:
+                found = scores.tocoo()
+                known = ~np.isnan(found.data)
+                pairs.append(np.stack([found.row[known], found.col[known]], axis=1))
+                values.append(found.data[known])
+        distinct, first = np.unique(np.concatenate(pairs), axis=0, return_index=True)
+        return _matrix(distinct, np.concatenate(values)[first], self.stored.shape)
 
     def first_queries(self) -> np.ndarray:
         """Returns the query of each function's first training pair, int64[C], or -1 if a function has no pair."""
@@ -228,22 +254,27 @@ class Split:
         urls = _column(rows, "url")
         ids = _numbered(urls)
         query_of, first = _queries_of(rows)
-        queries = _without(rows, (*CODE_COLUMNS, NEGATIVES, QUERY_ROW))
+        named_columns = (NEGATIVES, POSITIVE_SCORES, NEGATIVE_SCORES, QUERY_ROW)
+        queries = _without(rows, (*CODE_COLUMNS, *named_columns))
         if len(first) < len(rows):
             queries = flat(queries.select(first))
-        corpus = _without(rows, (*QUERY_COLUMNS, NEGATIVES, QUERY_ROW))
-        negatives = named = None
+        corpus = _without(rows, (*QUERY_COLUMNS, *named_columns))
+        negatives = named = positive_scores = None
         if NEGATIVES in rows.column_names:
-            corpus, pairs = with_negatives(rows, corpus, urls)
-            pairs = np.unique(np.stack([query_of[pairs[:, 0]], pairs[:, 1]], axis=1), axis=0)
-            unknown = np.full(len(pairs), np.nan, dtype=np.float32)
-            negatives = _matrix(pairs, unknown, (len(queries), len(corpus)))
+            corpus, pairs, scores = with_negatives(rows, corpus, urls)
+            pairs = np.stack([query_of[pairs[:, 0]], pairs[:, 1]], axis=1)
+            pairs, distinct = np.unique(pairs, axis=0, return_index=True)
+            negatives = _matrix(pairs, scores[distinct], (len(queries), len(corpus)))
             named = np.ones(len(queries), dtype=bool)
         added = ids.max(initial=-1) + 1 + np.arange(len(corpus) - len(rows), dtype=np.int32)
         numbers = np.arange(len(rows))
         relevant = _of_queries(EqualIds(ids, np.concatenate([ids, added])), query_of, len(first))
         examples = np.stack([query_of, numbers], axis=1)
-        return cls(queries, corpus, Judgments(relevant, negatives, examples, named=named))
+        if POSITIVE_SCORES in rows.column_names:
+            scores = _scores_of_positives(rows[POSITIVE_SCORES][:], query_of, first)
+            positive_scores = _matrix(examples, scores, (len(queries), len(corpus)))
+        judgments = Judgments(relevant, negatives, examples, named=named, positive_scores=positive_scores)
+        return cls(queries, corpus, judgments)
 
     @classmethod
     def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
@@ -297,6 +328,13 @@ class Split:
             for each in judged:
                 blocks.append(sparse.csr_matrix(each.stored.shape) if each.negatives is None else each.negatives)
             negatives = sparse.block_diag(blocks, format="csr")
+        positive_scores = None
+        if any(each.positive_scores is not None for each in judged):
+            blocks = []
+            for each in judged:
+                known = each.positive_scores
+                blocks.append(sparse.csr_matrix(each.stored.shape) if known is None else known)
+            positive_scores = sparse.block_diag(blocks, format="csr")
         named = None
         if any(each.named is not None for each in judged):
             blocks = []
@@ -313,7 +351,8 @@ class Split:
         counts = {}
         for name, part in parts.items():
             counts[name] = (len(part.queries), len(part.corpus), len(part.judgments))
-        return cls(queries, corpus, Judgments(relevant, negatives, np.concatenate(pairs), named=named), counts)
+        judgments = Judgments(relevant, negatives, np.concatenate(pairs), named=named, positive_scores=positive_scores)
+        return cls(queries, corpus, judgments, counts)
 
     def select(self, queries: np.ndarray | None = None, codes: np.ndarray | None = None) -> Split:
         """Selects queries and functions by int64 indices, in the order of the indices. None selects all.
@@ -356,6 +395,8 @@ class Split:
         if isinstance(relevant, EqualIds):
             relevant = [relevant.queries, relevant.codes]
         judged = [relevant, self.judgments.negatives, self.judgments.examples]
+        if self.judgments.positive_scores is not None:
+            judged.append(self.judgments.positive_scores)
         if self.sources:
             judged.append([*self.sources.items()])
         return fingerprint(rows_fingerprint(self.queries), rows_fingerprint(self.corpus), judged)
@@ -516,6 +557,22 @@ def _queries_of(rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
     query_of, _ = pd.factorize(np.asarray(rows[QUERY_ROW][:]))
     first = np.unique(query_of, return_index=True)[1]
     return query_of.astype(np.int64), first
+
+
+def _scores_of_positives(
+    scores: Sequence[Sequence[float | None]], query_of: np.ndarray, first: np.ndarray
+) -> np.ndarray:
+    """Returns the score of each row's positive, or NaN, float32[rows].
+
+    Args:
+        scores: the scores of all positives of the row's query, in the order of the query's rows.
+        query_of, first: see `_queries_of`.
+    """
+    places = np.arange(len(query_of)) - first[query_of]
+    values = [
+        of_query[place] if place < len(of_query) else None for of_query, place in zip(scores, places, strict=True)
+    ]
+    return np.array(values, dtype=np.float32)
 
 
 def _of_queries(ids: EqualIds, query_of: np.ndarray, queries: int) -> EqualIds | sparse.csr_matrix:

@@ -25,7 +25,7 @@ from soft_trainer.encoders.encoding import Encoder, check_dims
 from soft_trainer.encoders.hub_files import reading
 from soft_trainer.encoders.onnx import open_exported
 from soft_trainer.encoders.packaged import located
-from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, profile_of, resolve_profile
+from soft_trainer.encoders.profiles import EncoderProfile, check_encodes, check_lengths, profile_of, resolve_profile
 from soft_trainer.encoders.static import StaticModel, exclude_unknown_token, is_static
 from soft_trainer.encoders.static_encoder import is_static_folder
 from soft_trainer.errors import UserError
@@ -165,6 +165,7 @@ def _load_model(
     folder = located(name_or_path)
     with reading(folder, revision), _without_report_on_spare_weights():
         config = load_config(name_or_path, revision, trust_remote_code)
+        check_encodes(config.to_dict(), name_or_path)
         check_lengths(config.to_dict(), profile)
         if hasattr(config, "use_cache"):
             config.use_cache = False  # only generation needs the keys and values of every layer
@@ -254,11 +255,12 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     """Checks that `model` can be used with `profile`.
 
     Raises:
-        UserError: the profile's lengths exceed the model's positions, the model has a decoder or lacks the pooler that
-            the profile uses, or the model's attention does not support the mask for data flow.
+        UserError: the profile's lengths exceed the model's positions, the model is a cross-encoder, has a decoder or
+            lacks the pooler that the profile uses, or its attention does not support the mask for data flow.
     """
     config = model.config
     kind = type(model)
+    check_encodes(config.to_dict(), "model")
     check_lengths(config.to_dict(), profile)
     if profile.truncate_dim:
         check_dims([profile.truncate_dim], config.hidden_size, "truncate_dim")

@@ -251,8 +251,8 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
     the last part of the published name. Otherwise, the profile is "auto".
 
     Raises:
-        UserError: `name` is not in `PROFILES`, or the folder or repository does not exist or has sentence-transformers
-            modules that a profile cannot express.
+        UserError: `name` is not in `PROFILES`, or the folder or repository does not exist, is a cross-encoder or has
+            sentence-transformers modules that a profile cannot express.
     """
     if name is not None:
         if name not in PROFILES:
@@ -264,6 +264,8 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
     if "/" in published and published in KNOWN_ENCODERS:
         return PROFILES[KNOWN_ENCODERS[published]]
     if repository_file(name_or_path, MODULES_FILE, revision):
+        if path := repository_file(name_or_path, "config.json", revision):
+            check_encodes(read_json(path), name_or_path)
         with reading(name_or_path, revision):
             return _sentence_transformers_profile(name_or_path, revision)
     base, base_revision = base_of(name_or_path, revision)
@@ -415,3 +417,28 @@ def check_lengths(config: Mapping, profile: EncoderProfile) -> None:
     for name, length in lengths.items():
         if length > most:
             raise UserError(f"{name}={length}: the model reads at most {most} tokens")
+
+
+# ---- Cross-encoders ----
+
+
+def is_cross_encoder(name_or_path: str | Path, revision: str | None = None) -> bool:
+    """Returns True if a folder or repository has a model that scores a pair of texts instead of embedding a text."""
+    path = repository_file(name_or_path, "config.json", revision)
+    return path is not None and _scores_pairs(read_json(path))
+
+
+def _scores_pairs(config: Mapping) -> bool:
+    """Returns True for the configuration of a sequence classifier with one label, as `CrossEncoder` saves it."""
+    classes = config.get("architectures") or ()
+    classifies = any(name.endswith("ForSequenceClassification") for name in classes)
+    return classifies and len(config.get("id2label") or ()) == 1
+
+
+def check_encodes(config: Mapping, name: str | Path) -> None:
+    """Raises UserError for a cross-encoder, whose hidden states are not trained to be embeddings."""
+    if _scores_pairs(config):
+        raise UserError(
+            f"{name}: a cross-encoder, which scores pairs of texts and has no embeddings; use an encoder here. In "
+            "training, a cross-encoder can be the teacher"
+        )

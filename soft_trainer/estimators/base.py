@@ -35,6 +35,8 @@ class Estimator:
         compares_codes: True if queries are compared with functions, so that a function may be more similar to a query
             than the query's positive. False if queries are compared with queries. In that case, positive-aware weights
             do not apply, because the positive always has the largest similarity.
+        partial: True if `similarity` returns NaN for pairs whose similarity is unknown. Such a negative keeps a weight
+            of 1, and the KL divergence that `distill_weight` adds does not compare it.
         in_workers: True if data workers may call `similarity` before the step. In that case, the method must not need
             a GPU, and the fitted estimator must be picklable.
         packing: the run's option of this name, which the trainer sets before `fit`.
@@ -47,6 +49,7 @@ class Estimator:
     positive_temperature: float = 1.0
     distill_temperature: float = 1.0
     compares_codes: bool = True
+    partial: bool = False
     in_workers: bool = False
     packing: str | bool = "auto"
 
@@ -107,7 +110,7 @@ def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
     """Calls `estimator.similarity` without gradients and checks the result, Tensor[Q, C] in float32 or higher.
 
     Raises:
-        UserError: the estimator did not return a Tensor[Q, C], or returned NaN.
+        UserError: the estimator did not return a Tensor[Q, C], or returned NaN although it is not `partial`.
     """
     name = type(estimator).__name__
     query_rows = torch.as_tensor(query_rows, dtype=torch.long, device="cpu")
@@ -123,7 +126,8 @@ def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
             f"{name}.similarity returned {found} for {expected[0]} queries and {expected[1]} functions: it must "
             f"return a Tensor of shape {expected}"
         )
-    if similarity.device.type == "cpu" and bool(similarity.isnan().any()):
+    partial = getattr(estimator, "partial", False)
+    if not partial and similarity.device.type == "cpu" and bool(similarity.isnan().any()):
         query, code = similarity.isnan().nonzero()[0].tolist()
         rows = f"{int(query_rows[query])} (query) and {int(code_rows[code])} (code)"
         raise UserError(f"{name}.similarity returned NaN for the rows {rows}")

@@ -9,9 +9,10 @@ from soft_trainer.choices import ESTIMATORS
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
-from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
+from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.scores import CrossEncoderEstimator
 from soft_trainer.options.conditions import reads_estimator
 from soft_trainer.options.defaults import ENCODER, train_without_teacher
 from soft_trainer.options.fields import EstimatorOptions
@@ -92,9 +93,11 @@ def _known(
         if model is None:
             raise UserError(f"estimator={name}: set estimator_model to a folder or a Hub name")
         base, revision = split_revision(model)
+        options |= {"model_name_or_path": model, "trust_remote_code": trust_remote_code}
+        if name == "trained_model" and is_cross_encoder(base, revision):
+            return CrossEncoderEstimator(**options)
         # Raise an error for a missing encoder now rather than when the estimator is fitted.
         load_tokenizer(base, resolve_profile(base, revision=revision), revision, trust_remote_code)
-        options |= {"model_name_or_path": model, "trust_remote_code": trust_remote_code}
     return estimator_class(**options)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 from datasets import Dataset, DatasetInfo, Features, concatenate_datasets
 from datasets.info import DatasetInfosDict
 from huggingface_hub import DatasetCard, DatasetCardData
@@ -15,6 +17,7 @@ from soft_trainer import distributed
 from soft_trainer.data.column_names import NEGATIVES
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
+from soft_trainer.data.scores import SCORES
 from soft_trainer.data.split import EqualIds, Split
 from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.errors import UserError
@@ -62,6 +65,8 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
         if name == "train":
             if split.judgments.negatives is not None:
                 tables[name] = tables[name].add_column(NEGATIVES, named_negatives(split))
+            if split.judgments.scores().nnz:
+                tables[name] = tables[name].add_column(SCORES, scores_of_pairs(split))
         else:
             corpora.append(split.corpus)
     if "-" in "".join(splits):
@@ -82,10 +87,22 @@ def named_negatives(split: Split) -> list[list[str]]:
     return [[texts[code] for code in row.indices] for row in split.judgments.negatives]
 
 
+def scores_of_pairs(split: Split) -> list[list[float | None]]:
+    """Returns the score of each query's positive and then of its hard negatives, one list per query."""
+    judgments = split.judgments
+    lists = [[math.nan] for _ in range(len(split))]
+    if judgments.positive_scores is not None:
+        queries, codes = judgments.pairs().T
+        lists = np.asarray(judgments.positive_scores[queries, codes]).T.tolist()
+    if judgments.negatives is not None:
+        lists = [scores + row.data.tolist() for scores, row in zip(lists, judgments.negatives, strict=True)]
+    return [[None if math.isnan(score) else score for score in scores] for scores in lists]
+
+
 def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: str | Path) -> Path:
     """Writes the rows to `SPLIT.jsonl.gz` files with CodeSearchNet's columns, and their card to `README.md`.
 
-    If any split has a column `source` or `negatives`, all splits get that column. An earlier run's splits are deleted.
+    If a split has a column `source`, `negatives` or `scores`, all splits get it. An earlier run's splits are deleted.
 
     Returns:
         The folder.
@@ -110,7 +127,7 @@ def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
 
 
 def _features(data: Mapping[str, Dataset]) -> Features:
-    """Returns the columns to write: CodeSearchNet's columns, plus `source` or `negatives` if any split has them."""
+    """Returns the columns to write: CodeSearchNet's, plus `source`, `negatives` and `scores` if any split has them."""
     given = {name for rows in data.values() for name in rows.column_names}
     return Features({name: kind for name, kind in FILE_FEATURES.items() if name in FEATURES or name in given})
 
@@ -143,6 +160,7 @@ def data_card(data: Mapping[str, Dataset], arguments: DataArguments) -> DatasetC
         split=split,
         repositories=len(repositories),
         largest=", ".join(f"{name} ({count:,})" for name, count in repositories.most_common(5)),
-        negatives="negatives" in _features(data),
+        negatives=NEGATIVES in _features(data),
+        scores=SCORES in _features(data),
         rows=table(["split", "rows", "use"], [(name, len(part), USES[name]) for name, part in data.items()]),
     )

@@ -179,6 +179,12 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
         raise UserError(
             f"weighting=positive_aware: {name} does not compare queries with functions; use {COMPARE_CODES}"
         )
+    reads_all = "similarity" in loss.read_by_loss and "estimated" not in loss.read_by_loss
+    if getattr(estimator, "partial", False) and reads_all:
+        raise UserError(
+            f"loss={loss.loss} compares all functions of a batch, but {name} knows the similarity of few of them; set "
+            "loss=soft_info_nce, or loss=info_nce with distill_weight"
+        )
     if ":" in loss.loss + loss.weighting:  # tests try out the package's own functions
         loss.try_out()
     return loss

@@ -34,9 +34,9 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             function twice), group_by_length, one_language, or similar (groups that the estimator finds). Default:
             similar for search encoders, otherwise random.
         estimator: Estimator that supplies the weights and finds similar rows: none, bm25, trained_model, simcse,
-            initial_model, or module:Class. initial_model is the encoder before training. Default: initial_model for
-            search encoders, none for base, the teacher of distilled ones, otherwise bm25. Applies only if the loss,
-            the batches or the negatives use an estimator.
+            initial_model, scores, or module:Class. initial_model is the encoder before training. Default:
+            initial_model for search encoders, none for base, the teacher of distilled ones, otherwise bm25. Applies
+            only if the loss, the batches or the negatives use an estimator.
         estimator_model: Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION.
         estimator_cache_dir: Folder for cached row embeddings, or none for no cache. Default: in the Hugging Face
             home.
@@ -75,8 +75,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             3. Applies only with cancel=top_k.
         cancel_ratio: cancel=ratio excludes negatives whose similarity is above this fraction of the positive's
             similarity. Values: 0 or more. Default: 0.5. Applies only with cancel=ratio.
-        teacher: A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. Short for
-            estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight=0.3.
+        teacher: A stronger encoder to learn from, or a cross-encoder: a folder, a Hub name, or NAME@REVISION. Short
+            for estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight=0.3.
         false_negatives: What to do with a negative whose query or function has the same text as the positive's: mask
             excludes it, positives treats it as a relevant function, ignore treats it as a negative. Default: 'mask'.
         group_size: Number of similar rows in a group, for train_sampling_strategy=similar. Values: 1 or more.
@@ -141,10 +141,10 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     group_by_length, one_language, or similar (groups that the estimator finds). Default: similar for search encoders,
     otherwise random."""
     estimator: str | None = "bm25"
-    """Estimator that supplies the weights and finds similar rows: none, bm25, trained_model, simcse, initial_model, or
-    module:Class. initial_model is the encoder before training. Default: initial_model for search encoders, none for
-    base, the teacher of distilled ones, otherwise bm25. Applies only if the loss, the batches or the negatives use an
-    estimator."""
+    """Estimator that supplies the weights and finds similar rows: none, bm25, trained_model, simcse, initial_model,
+    scores, or module:Class. initial_model is the encoder before training. Default: initial_model for search encoders,
+    none for base, the teacher of distilled ones, otherwise bm25. Applies only if the loss, the batches or the
+    negatives use an estimator."""
     estimator_model: str | None = None
     """Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION."""
     estimator_cache_dir: str | None = None
@@ -200,8 +200,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """cancel=ratio excludes negatives whose similarity is above this fraction of the positive's similarity. Values: 0
     or more. Default: 0.5. Applies only with cancel=ratio."""
     teacher: str | None = None
-    """A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. Short for estimator=trained_model,
-    estimator_model=NAME, loss=info_nce and distill_weight=0.3."""
+    """A stronger encoder to learn from, or a cross-encoder: a folder, a Hub name, or NAME@REVISION. Short for
+    estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight=0.3."""
     false_negatives: str = "mask"
     """What to do with a negative whose query or function has the same text as the positive's: mask excludes it,
     positives treats it as a relevant function, ignore treats it as a negative. Default: 'mask'."""

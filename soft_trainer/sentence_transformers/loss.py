@@ -19,12 +19,14 @@ from soft_trainer import distributed, losses
 from soft_trainer.criterion import Criterion, Targets
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import at_least_float32
-from soft_trainer.encoders.profiles import COSINE_SCALE
+from soft_trainer.encoders.hub_files import split_revision
+from soft_trainer.encoders.profiles import COSINE_SCALE, is_cross_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array, codes_without_query
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
+from soft_trainer.estimators.scores import CrossEncoderEstimator
 from soft_trainer.options.defaults import check_teacher, teacher_settings
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.option_spec import Values, effective_options
@@ -71,7 +73,7 @@ class SoftInfoNCELoss(nn.Module):
         options: fields of `SoftInfoNCEOptions`, with the same defaults: `loss`, `weighting` ("linear" or
             "positive_aware"), `alpha`, `beta`, `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`,
             `distill_weight`, `distill_temperature`, `infonce_weight`, `kl_weight`, `false_negatives`, and `teacher`,
-            the folder or name of a stronger encoder to learn from, instead of an estimator.
+            the folder or name of a stronger encoder to learn from, or of a cross-encoder, instead of an estimator.
 
     Raises:
         UserError: the options, rows and estimator are incompatible. The first step also raises UserError if the batch
@@ -112,7 +114,10 @@ class SoftInfoNCELoss(nn.Module):
             check_teacher(teacher, estimator and type(estimator).__name__)
             settings = teacher_settings(teacher)
             options = {name: settings[name] for name in OPTIONS if name in settings} | options
-            estimator = TrainedModelEstimator(settings["estimator_model"])
+            kind = TrainedModelEstimator
+            if is_cross_encoder(*split_revision(teacher)):
+                kind = CrossEncoderEstimator
+            estimator = kind(teacher)
         self.options = SoftInfoNCEOptions(**options)
         self.estimator = _own_estimator(estimator, model)
         if self.estimator is None and self.options.loss is None:

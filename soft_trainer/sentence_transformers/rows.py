@@ -130,7 +130,10 @@ class LabelledRows:
         self.codes, added = _numbered(codes, negatives)
         corpus = Dataset.from_dict({"code": codes + added})
         right = sparse.eye_array(len(queries), len(corpus), dtype=np.float32, format="csr")
-        self.split = Split(Dataset.from_dict({"docstring": queries}), corpus, Judgments(right))
+        named = np.repeat(np.arange(len(queries)), len(negatives)), self.codes[:, 1:].ravel()
+        unknown = np.full(len(named[0]), np.nan, dtype=np.float32)
+        wrong = sparse.csr_matrix((unknown, named), shape=right.shape) if negatives else None
+        self.split = Split(Dataset.from_dict({"docstring": queries}), corpus, Judgments(right, wrong))
         self.answers = RelevantCodes(right, text_ids(queries), text_ids(codes + added))
 
     def find(self, labels: Tensor) -> np.ndarray:

@@ -56,6 +56,11 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     if isinstance(estimator, Estimator):
         estimator.check(split)
     number, negatives = negatives_to_draw(plan.options, split.judgments)
+    if getattr(estimator, "partial", False) and plan.criterion.needs_similarity and not number:
+        raise UserError(
+            f"{type(estimator).__name__} compares each query with its hard negatives alone: set negatives_per_query "
+            "above 0, with a column of negatives in the rows"
+        )
     if number and negatives is None and not isinstance(estimator, NeighbourEstimator):
         raise UserError(
             "negatives_per_query: add a column 'negatives' to the rows, or use an estimator that finds similar "

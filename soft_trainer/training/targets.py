@@ -84,8 +84,14 @@ class TargetMaker:
             similarity = self._similarity(queries, codes)
             if device.type != "cpu":
                 similarity = similarity.float().to(device)
+        estimated = None
+        if similarity is not None and getattr(self.estimator, "partial", False):
+            estimated = ~similarity.isnan()
+            similarity = similarity.masked_fill(~estimated, 0.0)
         with torch.no_grad():
-            made = self.criterion.targets(targets.positives, targets.negatives, targets.extra_positives, similarity)
+            made = self.criterion.targets(
+                targets.positives, targets.negatives, targets.extra_positives, similarity, estimated
+            )
         made = made.mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
         return dataclasses.replace(made, positive_counts=targets.positive_counts)
 

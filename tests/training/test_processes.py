@@ -20,6 +20,7 @@ LORA = {"lora_r": 4, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
 OWN = {"negatives_per_query": 1, "negative_ratio": 10.0}
 SHORT = {"batch": 12, "max_steps": 4, "dataloader_drop_last": False, "train_sampling_strategy": "sequential"}
 DISTILLED = {"initial_model": True, "distill_weight": 0.5, "distill_temperature": 3.0}
+SCORED = {"scores": True, "weighting": "positive_aware", "temperature": 0.5, "distill_weight": 0.5, "batch": 6}
 # Case -> options. "batch" is the size of the global batch.
 CASES = {
     "plain": {"plain": True, "batch": 8},
@@ -37,6 +38,9 @@ CASES = {
     "padded_short_last_batch": SHORT | {"packing": "false"},
     "padded_cached": SHORT | {"gradient_cache_chunk_size": 3, "packing": "false"},
     "padded_hard_negatives": OWN | {"batch": 6, "negatives_per_query": 2, "packing": "false"},
+    "scores": SCORED,
+    "scores_cached": SCORED | {"false_negatives": "positives", "gradient_cache_chunk_size": 3},
+    "scores_padded": SCORED | {"packing": "false", "weighting": "linear", "loss": "soft_info_nce"},
     "merged": {"batch": 8, "merge_ratio": 0.5},
     "lora": {"batch": 8, "lora": LORA, "pool": 33, "ddp_find_unused_parameters": False},
     "lora_merged_cached": {"batch": 8, "lora": LORA, "merge_lora": True, "gradient_cache_chunk_size": 3},

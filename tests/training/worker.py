@@ -27,6 +27,7 @@ from soft_trainer import (
 )
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
+from soft_trainer.estimators.scores import ScoresEstimator
 from soft_trainer.options.model import ModelArguments
 
 COMMON = {
@@ -62,6 +63,17 @@ class RecordingTrainer(SoftInfoNCETrainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
 
+def with_scores(rows: Dataset) -> Dataset:
+    """Adds three hard negatives to each row, one of which is the function of another row, and scores of most."""
+    generator = np.random.default_rng(0)
+    negatives = [
+        [rows[(row + 5) % len(rows)]["url"], f"def f{row}(): pass", "def g(): pass"] for row in range(len(rows))
+    ]
+    scores = generator.normal(size=(len(rows), 4))
+    scores[generator.random(scores.shape) < 0.2] = np.nan
+    return rows.add_column("negatives", negatives).add_column("scores", scores.tolist())
+
+
 def train(folder: Path, name: str, options: dict, results: Path) -> None:
     """Trains, and writes this process's rows, losses and metrics. The main process also writes the encoder."""
     torch.set_num_threads(1)
@@ -72,11 +84,16 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
     terminated_at = options.pop("terminated_at", None)
     options["per_device_train_batch_size"] = options.pop("batch") // world_size
     rows = Dataset.from_list(json.loads((folder / "rows.json").read_text()))
+    scored = options.pop("scores", False)
+    if scored:
+        rows = with_scores(rows)
     train = rows
     if sources := options.pop("sources", None):
         train = {"first": rows.select(range(sources)), "rest": rows.select(range(sources, len(rows)))}
     lora = options.pop("lora", None)
     estimator = ExactInitialModel(cache_dir=None) if options.pop("initial_model", False) else BM25Estimator()
+    if scored:
+        estimator = ScoresEstimator()
     encoder = load_encoder(folder / "encoder", device="cpu")
     if lora:
         torch.manual_seed(0)

@@ -22,6 +22,7 @@ from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, row_files
 from soft_trainer.data.plain_columns import concatenated
+from soft_trainer.data.scores import SCORE, SCORE_COLUMNS, SCORES
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
@@ -33,6 +34,7 @@ TOKEN_LISTS = ("code_tokens", "docstring_tokens")
 FEATURES = Features({name: Value("string") for name in TEXTS} | {name: List(Value("string")) for name in TOKEN_LISTS})
 # A user's file may also have `negatives`: urls or texts of functions that do not answer the row's query.
 FILE_FEATURES = Features(FEATURES | {"source": Value("string"), "negatives": List(Value("string"))})
+FILE_FEATURES["scores"] = List(Value("float64"))  # of the function, then of the negatives
 
 HUB_COLUMNS = {
     "repository_name": "repo",
@@ -61,6 +63,8 @@ def is_codesearchnet(folder: Path) -> bool:
         return True  # `load_folder` raises a better error
     if any(NEGATIVE.fullmatch(name) and name != NEGATIVES for name in row):
         return False  # `load_jsonl` does not read these columns
+    if not {SCORE, *SCORE_COLUMNS}.isdisjoint(row.keys() - {SCORES}):
+        return False
     if row and not row.keys() & {*QUERY_COLUMNS, *CODE_COLUMNS}:
         return False
     return not any({*pair} <= row.keys() for pair in PAIRS)
@@ -126,8 +130,9 @@ def _read_rows(path: Path) -> Iterator[dict]:
                 values[name] = value = value.split() if name in TOKEN_LISTS else [value]
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
-            if kind is list and not all(isinstance(item, str) for item in value or ()):
-                raise UserError(f"{place}: {name} contains a value that is not text")
+            of_item, what = (float | int | None, "a number") if name == SCORES else (str, "text")
+            if kind is list and not all(isinstance(item, of_item) for item in value or ()):
+                raise UserError(f"{place}: {name} contains a value that is not {what}")
         yield values
 
 

@@ -1,0 +1,176 @@
+"""Scores of positives and negatives that come with the rows, in every form that is read."""
+
+import math
+
+import numpy as np
+import pytest
+from datasets import Dataset, load_dataset
+from refusals import refused
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import mine_hard_negatives
+
+from soft_trainer.data.columns import CODES
+from soft_trainer.data.load import read_source, training_split
+from soft_trainer.data.split import Split
+from soft_trainer.data.tokens import column_texts, columns_in
+from soft_trainer.encoders.export import export_encoder
+from soft_trainer.hub.dataset import pushed_tables, write_data
+from soft_trainer.options.fields import DataArguments
+
+PAIR = {"query": "q", "code": "c"}
+OTHER = {"query": "r", "code": "d"}
+TRIPLE = PAIR | {"negative_1": "x", "negative_2": "y"}
+
+
+def scores_of(split: Split) -> dict[str, dict[str, float]]:
+    """Returns the known scores of each query's functions, by their texts."""
+    codes = list(column_texts(split.corpus, columns_in(split.corpus, CODES)[0]))
+    known = split.judgments.scores().tocoo()
+    found = {query: {} for query in split.queries["docstring"][:]}
+    for query, code, score in zip(known.row, known.col, known.data.tolist(), strict=True):
+        found[split.queries["docstring"][int(query)]][codes[code]] = round(score, 5)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([TRIPLE | {"scores": [0.9, 0.5, 0]}], {"q": {"c": 0.9, "x": 0.5, "y": 0}}),
+        ([TRIPLE | {"negative_1": None, "scores": [3, 2, 1]}], {"q": {"c": 3, "y": 1}}),
+        ([TRIPLE | {"scores": [None, math.nan, -4]}], {"q": {"y": -4}}),
+        (
+            [TRIPLE | {"scores": None}, TRIPLE | {"query": "r", "scores": [1, 2, 3]}],
+            {"q": {}, "r": dict(c=1, x=2, y=3)},
+        ),
+        ([PAIR | {"negatives": ["x", "", "x"], "negative_scores": [1, 2, 3]}], {"q": {"x": 1}}),
+        ([PAIR | {"neg": ["x"], "neg_scores": [1], "pos_scores": 2}], {"q": {"c": 2, "x": 1}}),
+        (
+            [{"query": "q", "pos": ["c", "e"], "neg": ["x"], "pos_scores": [4, 3], "neg_scores": [1]}],
+            {"q": dict(c=4, e=3, x=1)},
+        ),
+        ([{"query": "q", "pos": ["c", " ", "e"], "neg": ["x"], "scores": [4, 3, 2, 1]}], {"q": dict(c=4, e=2, x=1)}),
+        ([{"query": "q", "pos": ["c", "e"], "positive_scores": [4, None]}], {"q": {"c": 4}}),
+        ([{"query": "q", "answer": ["c", "x"], "question": "q", "scores": [2, 1]}], {"q": {"c": 2, "x": 1}}),
+        (
+            [PAIR | {"score": "0.7"}, PAIR | {"code": "x", "score": "0.2"}, OTHER | {"score": "1"}],
+            {"q": dict(c=0.7, x=0.2), "r": {"d": 1}},
+        ),
+        (
+            [
+                PAIR | {"code": "x", "score": 1, "label": 0},
+                OTHER | {"score": 3, "label": 1},
+                PAIR | {"score": 2, "label": 1},
+            ],
+            {"r": {"d": 3}, "q": {"c": 2, "x": 1}},
+        ),
+        (
+            [{"docstring": "q", "code_tokens": ["c", "d"], "negatives": ["x"], "scores": [2, 1]}],
+            {"q": {"c d": 2, "x": 1}},
+        ),
+    ],
+)
+def test_scores_are_read_with_their_functions(rows, expected):
+    split = training_split(rows)
+    assert scores_of(split) == expected
+    assert not {"scores", "score", "positive_scores", "negative_scores"} & {*split.queries.column_names}
+    assert not {"scores", "score", "positive_scores", "negative_scores"} & {*split.corpus.column_names}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [TRIPLE | {"scores": [1.0, 2.0, 3.0]}, TRIPLE | {"scores": [1.0, 2.0]}],
+            "row 2: scores has 2 values for 3 positives and negatives",
+        ),
+        (
+            [PAIR | {"negatives": ["x"], "negative_scores": [1.0, 2.0]}],
+            "row 1: negative_scores has 2 values for 1 negatives",
+        ),
+        ([{"query": "q", "pos": ["c"], "pos_scores": [1.0, 2.0]}], "row 1: pos_scores has 2 values for 1 positives"),
+        ([PAIR | {"negative": "x", "scores": "[0.5, 0.1]"}], "row 1: scores contains '[0.5, 0.1]'; expected numbers"),
+        ([PAIR | {"negative": "x", "scores": [math.inf, 0.1]}], "row 1: scores contains inf; expected numbers"),
+        ([PAIR | {"score": 1.0, "label": 0}], "row 1: no function with label 1 for the query 'q'"),
+    ],
+)
+def test_scores_that_do_not_fit_are_named_with_their_row(rows, message):
+    with refused(message):
+        training_split(rows)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [PAIR | {"score": 1}, OTHER | {"score": 0}],  # every function answers its query
+        [PAIR | {"score": 1}, OTHER | {"score": 0}, PAIR | {"score": 2}],  # apart, so the order tells nothing
+        [PAIR | {"score": 1, "negative": "x"}],  # a margin, or the score of the positive
+    ],
+)
+def test_a_score_whose_meaning_is_unclear_is_ignored(rows, capsys):
+    split = training_split(rows)
+    assert split.judgments.scores().nnz == 0 and len(split) == len(rows)
+    assert "ignoring column 'score'" in capsys.readouterr().err
+
+
+def test_scores_stay_with_their_pairs():
+    first = training_split([TRIPLE | {"scores": [3, 2, 0]}, OTHER | {"scores": [5], "negative_1": None}], "first")
+    second = training_split([{"query": "s", "code": "e", "negatives": ["x"], "scores": [7, 6]}])
+    third = training_split([{"query": "t", "code": "f"}])
+    joined = Split.joined({"first": first, "second": second, "third": third})
+    expected = {"q": {"c": 3, "x": 2, "y": 0}, "r": {"d": 5}, "s": {"e": 7, "x": 6}, "t": {}}
+    assert scores_of(joined) == expected
+    turned = joined.select(np.array([2, 0]), np.arange(len(joined.corpus))[::-1])
+    assert scores_of(turned) == {name: expected[name] for name in ("s", "q")}
+    assert scores_of(joined.keep(np.array([1, 2]))) == {name: expected[name] for name in ("r", "s")}
+    other = training_split([TRIPLE | {"scores": [4, 2, 0]}, OTHER | {"scores": [5], "negative_1": None}])
+    assert first.fingerprint() != other.fingerprint()
+
+
+# ---- As sentence-transformers writes them ----
+
+
+@pytest.fixture(scope="module")
+def scorer(_model, tokenizer, profile, tmp_path_factory):
+    folder = export_encoder(_model, tokenizer, profile, tmp_path_factory.mktemp("scorer"))
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("columns", "ending"),
+    [(("query", "code"), ".jsonl"), (("anchor", "positive"), ".parquet"), (("question", "answer"), ".jsonl")],
+)
+def test_mined_rows_load_with_the_same_numbers_in_all_four_forms(rows, scorer, columns, ending, tmp_path):
+    query, code = columns
+    pairs = Dataset.from_dict({query: [row["docstring"] for row in rows], code: [row["code"] for row in rows]})
+    options = {"num_negatives": 3, "output_scores": True, "verbose": False, "relative_margin": 0.01}
+    given = {}
+    for form in ("triplet", "n-tuple", "labeled-pair", "labeled-list"):
+        mined = mine_hard_negatives(pairs, scorer, output_format=form, **options)
+        path = str(tmp_path / f"{form}{ending}")
+        mined.to_parquet(path) if ending == ".parquet" else mined.to_json(path)
+        given[form] = mined
+    expected = {}
+    for row in given["labeled-pair"]:
+        expected.setdefault(row[query], {})[row[code]] = round(row["score"], 5)
+    assert sum(map(len, expected.values())) > 40
+    for form, mined in given.items():
+        for found in (scores_of(training_split(mined)), scores_of(load_whole(tmp_path / f"{form}{ending}"))):
+            known = {query: scores for query, scores in expected.items() if query in found}
+            if form == "labeled-pair":  # the other forms skip a query without negatives, or with too few
+                assert len(known) == len(expected)
+            assert found.keys() <= expected.keys() and found == {name: known[name] for name in found}, form
+
+
+def load_whole(path) -> Split:
+    """Loads a file without dividing it."""
+    return read_source(path, needed=("train",), divide=False)["train"]
+
+
+def test_pushed_rows_load_with_the_same_scores(tmp_path):
+    given = {"scores": [3, 2, 0.5]}, {"scores": [None, 1, 4], "query": "r"}, {"scores": None, "query": "s"}
+    split = training_split([TRIPLE | of_row for of_row in given])
+    write_data(pushed_tables({"train": split}), DataArguments(data_dir="rows"), tmp_path)
+    assert scores_of(load_whole(tmp_path)) == scores_of(split)
+    assert "| scores " in (tmp_path / "README.md").read_text()
+    assert load_dataset("json", data_files=str(tmp_path / "train.jsonl.gz"), split="train")[0]["scores"] == [3, 2, 0.5]
