@@ -19,6 +19,8 @@ from transformers import AutoTokenizer, RobertaConfig, RobertaModel
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import given_encoder
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.run.building import build_model, build_profile, build_tokenizer
 
 TEXTS = [
     "Sort a List with QuickSort",
@@ -210,6 +212,14 @@ def test_a_sentence_transformer_is_compared_as_it_is(saved):
     model[1].forward = lambda features: features | {"sentence_embedding": features["token_embeddings"][:, 1]}
     with refused("model: sentence-transformers gives other embeddings"):
         given_encoder(model)
+
+
+def test_an_encoder_with_the_profile_of_the_user_is_not_compared(saved):
+    folder = saved(CASES["dense"])
+    arguments = ModelArguments(model_name_or_path=str(folder), profile="auto", query_length=16, code_length=32)
+    profile = build_profile(arguments)
+    assert build_model(arguments, profile, build_tokenizer(arguments, profile, None)).config.hidden_size == WIDTH
+    assert given_encoder(folder, profile=profile)[2] == profile
 
 
 def test_options_of_the_user_are_not_compared(saved):
