@@ -5,6 +5,7 @@ To add a field, add a case to `CASES`: the modules after the transformer, argume
 the refusal, if there is one.
 """
 
+import inspect
 import json
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from transformers import AutoTokenizer, RobertaConfig, RobertaModel
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import given_encoder
+from soft_trainer.encoders.sentence_transformers_fields import FIELDS
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.building import build_model, build_profile, build_tokenizer
 
@@ -170,6 +172,17 @@ def test_a_pooler_is_equal_and_a_router_is_refused(plain, tmp_path):
     SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "router"), create_model_card=False)
     with refused("a profile cannot express these sentence-transformers modules (Router"):
         load_encoder(tmp_path / "router", device="cpu")
+
+
+def test_the_table_has_every_field_of_the_installed_release(saved):
+    """A field of a new release is applied, refused or without effect, and stands in the table."""
+    arguments = set(inspect.signature(st.Transformer.__init__).parameters)
+    arguments -= {"self", "model_name_or_path", "backend", "model_kwargs", "processor_kwargs", "config_kwargs"}
+    assert arguments | {*st.Transformer.config_keys} <= FIELDS["Transformer"].keys()
+    assert {*st.Pooling.config_keys} <= FIELDS["Pooling"].keys()
+    assert {*st.Normalize.config_keys} <= FIELDS["Normalize"].keys()
+    settings = json.loads((saved(CASES["truncate_dim"]) / SETTINGS).read_text())
+    assert settings.keys() == FIELDS["settings"].keys()
 
 
 # ---- The comparison ----
