@@ -13,6 +13,7 @@ from soft_trainer.encoders.hub_files import reading, repository_file
 from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import MODULES_FILE, is_inferred_from_modules
 from soft_trainer.encoders.sentence_transformers_fields import SETTINGS_FILE, TRANSFORMER_FILES, check_fields
+from soft_trainer.encoders.static_encoder import NO_LENGTH
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
 
@@ -77,14 +78,19 @@ def compare_encoders(encoder: Encoder, theirs, name: str, unknown: list[str] | N
         UserError: they differ.
     """
     module = theirs[0]
-    lengths = {each: getattr(module, each, None) for each in ("max_seq_length", "query_length", "document_length")}
-    for each, length in lengths.items():
-        if length is not None and length > LONGEST:
-            setattr(module, each, LONGEST)
+    kept = {each: getattr(module, each, None) for each in ("max_seq_length", "query_length", "document_length")}
+    longest = kept["max_seq_length"] or NO_LENGTH
     profile = encoder.profile
-    profile = profile.replace(
-        query_length=min(profile.query_length, LONGEST), code_length=min(profile.code_length, LONGEST)
-    )
+    lengths = {}
+    for side, attribute in (("query", "query_length"), ("code", "document_length")):
+        own = getattr(profile, f"{side}_length")
+        length = kept[attribute] or longest
+        if length >= NO_LENGTH:  # sentence-transformers truncates nothing, which a profile does for few encoders
+            length = own
+        setattr(module, attribute, min(length, LONGEST))
+        lengths[f"{side}_length"] = min(own, LONGEST)
+    module.max_seq_length = min(longest, LONGEST)
+    profile = profile.replace(**lengths)
     ours = Encoder(encoder.model, encoder.tokenizer, profile)
     try:
         for side, encode, expected in (
@@ -103,9 +109,8 @@ def compare_encoders(encoder: Encoder, theirs, name: str, unknown: list[str] | N
                     "To ignore the sentence-transformers files, set profile to the name of a profile"
                 )
     finally:
-        for each, length in lengths.items():
-            if length is not None:
-                setattr(module, each, length)
+        for attribute, length in kept.items():
+            setattr(module, attribute, length)
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> str:

@@ -112,21 +112,20 @@ def load_model(
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
     dtype: str | None = None,
-    compare: bool = True,
+    compare: bool = False,
 ) -> PreTrainedModel:
     """Loads an encoder's weights from safetensors. A pooler is loaded only if `profile` uses the pooler.
 
     An adapter is loaded into its base, ready for more training.
 
-    If the encoder's profile is inferred from its sentence-transformers files, four texts are embedded with
-    sentence-transformers too, on the CPU, because these files may contain settings that a profile does not know. This
-    takes a few seconds.
 
     Args:
         trust_remote_code: whether to run code that comes with the model. Read this code first.
         attn_implementation: "eager", "sdpa", "flash_attention_2" and so on. By default, `transformers` chooses.
         dtype: "float32", "bfloat16" or "float16". By default, float32, or higher if the saved weights are.
-        compare: whether to compare the embeddings.
+        compare: whether to embed four texts with sentence-transformers too, on the CPU, if the encoder's profile is
+            inferred from its sentence-transformers files, because these may contain settings that a profile does not
+            know. This takes a few seconds.
 
     Raises:
         UserError: the folder or repository does not exist, has no safetensors weights or needs `trust_remote_code`,
@@ -413,9 +412,10 @@ def given_encoder(
         changes = profile
         profile = None
     if isinstance(model, str | Path):
+        inferred = profile is None
         profile = (profile or resolve_profile(model)).changed(changes)
         tokenizer = tokenizer or load_tokenizer(model, profile)
-        return load_model(model, profile), tokenizer, profile
+        return load_model(model, profile, compare=inferred), tokenizer, profile
     if isinstance(model, Encoder):
         return model.model, tokenizer or model.tokenizer, (profile or model.profile).changed(changes)
     if hasattr(model, "modules") and hasattr(model, "encode_query"):  # without importing sentence-transformers

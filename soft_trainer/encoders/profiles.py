@@ -17,7 +17,7 @@ from soft_trainer.encoders.sentence_transformers_fields import (
     check_fields,
     flat_fields,
 )
-from soft_trainer.encoders.static_encoder import NO_LENGTH
+from soft_trainer.encoders.static_encoder import NO_LENGTH, is_static_config
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, read_json, write_json
 from soft_trainer.terminal import nearest
@@ -347,6 +347,8 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     length = length or read("tokenizer_config.json").get("model_max_length")
     if length and length < NO_LENGTH:
         length = min(int(length), most_tokens(read("config.json")) or math.inf)
+    elif is_static_config(read("config.json")):
+        length = NO_LENGTH
     else:
         length = None
     normalize = "Normalize" in modules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -32,13 +32,17 @@ def default_static_folder() -> Path:
     return cache_dir() / "static_encoder"
 
 
+def is_static_config(config: Mapping) -> bool:
+    """Returns True if this is the content of a static encoder's `config.json`."""
+    return config.get("model_type") == "xlnet" and config.get("n_layer") == 0
+
+
 def is_static_folder(folder: Path) -> bool:
     """Returns True if `StaticEncoder` can run a folder's encoder: static, with mean pooling and cosine scores."""
     if not all((folder / file).is_file() for file in (CONFIG, WEIGHTS, TOKENIZER, PROFILE_FILE)):
         return False
-    config = read_json(folder / CONFIG)
     profile = read_json(folder / PROFILE_FILE)
-    if config.get("model_type") != "xlnet" or config.get("n_layer") != 0:
+    if not is_static_config(read_json(folder / CONFIG)):
         return False
     means = profile["pooling"] == "mean" and profile["include_prompt"]
     unit = profile["normalize"] and not _truncate_dim(folder)

@@ -81,7 +81,9 @@ def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
     if arguments.from_scratch:
         return random_model(arguments.from_scratch, tokenizer, profile)
     source = arguments.model_revision, arguments.trust_remote_code
-    model = load_model(model_name(arguments), profile, *source, arguments.attn_implementation, arguments.dtype)
+    inferred = arguments.profile is None
+    loading = arguments.attn_implementation, arguments.dtype, inferred
+    model = load_model(model_name(arguments), profile, *source, *loading)
     if arguments.lora_r is not None:
         add_lora(model, arguments, arguments.model_revision)
     return model

@@ -5,6 +5,7 @@ To add a field, add a case to `CASES`: the modules after the transformer, argume
 the refusal, if there is one.
 """
 
+import inspect
 import json
 from dataclasses import dataclass, field
 
@@ -19,6 +20,9 @@ from transformers import AutoTokenizer, RobertaConfig, RobertaModel
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import given_encoder
+from soft_trainer.encoders.sentence_transformers_fields import FIELDS
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.run.building import build_model, build_profile, build_tokenizer
 
 TEXTS = [
     "Sort a List with QuickSort",
@@ -170,6 +174,17 @@ def test_a_pooler_is_equal_and_a_router_is_refused(plain, tmp_path):
         load_encoder(tmp_path / "router", device="cpu")
 
 
+def test_the_table_has_every_field_of_the_installed_release(saved):
+    """A field of a new release is applied, refused or without effect, and stands in the table."""
+    arguments = set(inspect.signature(st.Transformer.__init__).parameters)
+    arguments -= {"self", "model_name_or_path", "backend", "model_kwargs", "processor_kwargs", "config_kwargs"}
+    assert arguments | {*st.Transformer.config_keys} <= FIELDS["Transformer"].keys()
+    assert {*st.Pooling.config_keys} <= FIELDS["Pooling"].keys()
+    assert {*st.Normalize.config_keys} <= FIELDS["Normalize"].keys()
+    settings = json.loads((saved(CASES["truncate_dim"]) / SETTINGS).read_text())
+    assert settings.keys() == FIELDS["settings"].keys()
+
+
 # ---- The comparison ----
 
 
@@ -210,6 +225,14 @@ def test_a_sentence_transformer_is_compared_as_it_is(saved):
     model[1].forward = lambda features: features | {"sentence_embedding": features["token_embeddings"][:, 1]}
     with refused("model: sentence-transformers gives other embeddings"):
         given_encoder(model)
+
+
+def test_an_encoder_with_the_profile_of_the_user_is_not_compared(saved):
+    folder = saved(CASES["dense"])
+    arguments = ModelArguments(model_name_or_path=str(folder), profile="auto", query_length=16, code_length=32)
+    profile = build_profile(arguments)
+    assert build_model(arguments, profile, build_tokenizer(arguments, profile, None)).config.hidden_size == WIDTH
+    assert given_encoder(folder, profile=profile)[2] == profile
 
 
 def test_options_of_the_user_are_not_compared(saved):

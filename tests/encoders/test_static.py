@@ -16,6 +16,7 @@ from soft_trainer import load_encoder
 from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.encoding import Encoder, encode, pad
 from soft_trainer.encoders.export import export_encoder
+from soft_trainer.encoders.loading import given_encoder
 from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import random_model, train_tokenizer
@@ -74,6 +75,15 @@ def test_every_library_gives_the_same_embeddings(static):
     for text, row in zip(TEXTS, expected, strict=True):
         mean = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).detach()
         assert np.allclose(mean / mean.norm(), row, atol=1e-6)
+
+
+def test_the_files_of_sentence_transformers_give_the_same_encoder(static, tmp_path):
+    encoder, folder = static
+    model = SentenceTransformer(str(folder), device="cpu")
+    assert given_encoder(model)[2].query_length == encoder.profile.query_length
+    model.save(str(tmp_path / "again"), create_model_card=False)
+    again = load_encoder(tmp_path / "again", device="cpu")
+    torch.testing.assert_close(again.encode_codes(TEXTS), encoder.encode_codes(TEXTS), atol=1e-6, rtol=0)
 
 
 @pytest.fixture(params=["base", "distilled"])
