@@ -7,8 +7,8 @@ import pytest
 from soft_trainer.source.definitions import _without_macros, definitions, parse
 from soft_trainer.source.functions import FileFunctions
 
-# (language, a file, the names of its definitions), as universal-ctags finds them, but for macros that define functions,
-# which ctags names after the macro
+# (language, a file, the names of its definitions). The names are universal-ctags', except for macros that define
+# functions: ctags names those after the macro.
 # fmt: off
 NAMES = [
     ("cpp", "class LIB_API Cart : public Base {\n int total() { return 1; }\n};\n", ["Cart", "total"]),
@@ -18,13 +18,15 @@ NAMES = [
     ("cpp", "LIB_BEGIN\nclass Cart {};\n", ["Cart"]),
     ("cpp", "LIB_API std::string total(int a) { return a; }\n", ["total"]),
     ("cpp", "int Cart::total() const\n    REQUIRES(mutex) {\n  return 1;\n}\n", ["Cart.total"]),
+    ("cpp", "API Cart::Cart(int a) : a(a) {}\nAPI shop::Cart<T>::~Cart() {}\n", ["Cart.Cart", "shop.Cart.~Cart"]),
     ("cpp", "TEST_F(CartTest, Total) { int a; }\nclass CART { CART(int); };\n", ["CartTest.Total", "CART"]),
     ("cpp", "struct CART cart(int a) { return {}; }\n", ["cart"]),
     ("c", "PUBLIC int CALL total(int count UNUSED, char *name UNUSED) { return 1; }\n", ["total"]),
     ("c", "PUBLIC CartPtr CALL\ntotal(void) { return 0; }\n", ["total"]),
     ("c", "static void CALL FORMAT(2,3)\ntotal(void) { }\n", ["total"]),
     ("c", "static U32 total(U32 a) { return a; }\nBYTE\nother(BYTE b) { return b; }\n", ["total", "other"]),
-    ("c", "struct CART cart(int a) { return c; }\nconst U32 other(U32 LEN, int SIZE) { return 1; }\n", ["cart", "other"]),
+    ("c", "struct CART cart(int a) { return c; }\nconst U32 other(U32 LEN, int SIZE) { return 1; }\n",
+     ["cart", "other"]),
     ("c", "int total(int a) {\n  CHECK(a) if (a) { return 1; }\n  return 2;\n}\n", ["total"]),
     ("c", "PHP_FUNCTION(total) { int a; }\n", ["total"]),
     ("c", "typedef void (*callback)(int);\ntypedef int (CALL *other)(int);\n", ["callback", "other"]),
@@ -63,7 +65,9 @@ def test_a_signature_without_a_body_is_no_function(language):
 
 
 def test_macros_in_strings_comments_and_directives_stay():
-    source = '#define API\n// int API total(int)\n/* API int total( */\nchar *a = "int API total(";\nint API total(int a) {}\n'
+    source = (
+        '#define API\n// int API total(int)\n/* API int total( */\nchar *a = "API int a(";\nint API total(int a) {}\n'
+    )
     (function,) = functions_of(source, "c").values()
     assert (function.name, function.lines, function.broken) == ("total", (5, 5), False)
 

@@ -20,6 +20,7 @@ DOCUMENTED = [
      "", {"add": "Adds."}),
     ("javascript", "nothing", "/** Adds. */ function add() {}\n/**\n * Halves.\n */ const halve = (a) => a / 2\n",
      {"add": "Adds.", "halve": "Halves."}),
+    ("javascript", "nothing, after another comment", "/* one\n */ /** Adds. */ function add() {}\n", {"add": "Adds."}),
     ("javascript", "another definition", "/** A number. */\nlet a = 1\n\nfunction add() {}\n", {"add": ""}),
     ("javascript", "a blank line after a licence",
      "/** Copyright 2020 A. Author\n * @license MIT\n */\n\nfunction add() {}\n", {"add": ""}),
