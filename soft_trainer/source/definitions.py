@@ -49,10 +49,11 @@ _PATTERNS = {
 _MACROS = (
     # class API Cart {
     rb"(\b(?:class|struct|union|enum|namespace)\s+)(CAPITALS)(?=\s+\w+(?:<[^<>;{}]*>)?(?:\s+final)?\s*(?::(?!:)|\{))",
-    rb"(\b(?!KEYWORD)\w+[\s*&>]*[\s*&])(CAPITALS(?:\s+CAPITALS)*)(?=\s[\s*&]*NAME\s*\()",  # int API total(
+    rb"(\b(?!KEYWORD)\w+[\s*&>]*[\s*&])(CAPITALS(?:\s+CAPITALS){0,2})(?=\s[\s*&]*NAME\s*\()",  # int API total(
     rb"^([ \t]*(?:KEYWORD\s+)*)(CAPITALS)(?=\s+(?!const\b)(?:KEYWORD|TYPE))",  # API static int total(
     rb"^([ \t]*(?:KEYWORD\s+)*)(CAPITALS)(?=\s+(?!KEYWORD)[\w:]+(?:<[^<>;{}]*>)?[\s*&][\s*&]*NAME\s*\()",
     rb"(\b(?!KEYWORD)\w+[\s*&]+(?!KEYWORD|TYPE)\w*[a-z]\w*(?:\[\w*\])?\s+)(CAPITALS)(?=\s*[,)])",  # (int n UNUSED)
+    rb"^([ \t]*)(CAPITALS)(?=\s+(?:\w+(?:<[^<>;{}]*>)?::)*?(\w+)(?:<[^<>;{}]*>)?::~?\3\s*\()",  # API Cart::Cart(
     rb"(\)(?:[ \t]*\n[ \t])?[ \t]*(?:const\s+)?)(CAPITALS)(?=\s*\{)",  # int total() API {
 )
 _NOT_A_NEWLINE = re.compile(rb"[^\n]")

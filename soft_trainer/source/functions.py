@@ -309,7 +309,8 @@ class FileFunctions:
                 break
             if not text.startswith(self.table.doc_prefix) or _NO_DOCUMENTATION.match(text):
                 continue
-            after_code = self.source[self.source.rfind(b"\n", 0, at) + 1 : at].strip()
+            on_line = self.source[self.source.rfind(b"\n", 0, at) + 1 : at].strip()
+            after_code = on_line and not on_line.endswith(b"*/")
             begins_file = index == 0 and not self.source[:at].strip() and gap.count(b"\n") > 1
             if after_code or is_header(text, begins_file):
                 break

@@ -9,7 +9,8 @@ from soft_trainer.source.languages import SOURCE_LANGUAGES
 
 # (language, what is between the documentation and the function, a file, its functions and the beginning of their
 # documentation). The documentation is what the language's own tool says: the TypeScript compiler for JavaScript and
-# TypeScript, go/parser, javac's DocTrees, php-ast, YARD, syn, and doxygen for C and C++.
+# TypeScript, go/parser, javac's DocTrees, php-ast, YARD, syn, and doxygen for C and C++. But a
+# licence and a comment with four stars are no documentation, as in JSDoc, though the compiler takes them.
 # fmt: off
 DOCUMENTED = [
     ("javascript", "blank lines", "let a;\n\n/** Adds. */\n\n\nfunction add() {}\n", {"add": "Adds."}),
@@ -19,9 +20,10 @@ DOCUMENTED = [
      "", {"add": "Adds."}),
     ("javascript", "nothing", "/** Adds. */ function add() {}\n/**\n * Halves.\n */ const halve = (a) => a / 2\n",
      {"add": "Adds.", "halve": "Halves."}),
+    ("javascript", "nothing, after another comment", "/* one\n */ /** Adds. */ function add() {}\n", {"add": "Adds."}),
     ("javascript", "another definition", "/** A number. */\nlet a = 1\n\nfunction add() {}\n", {"add": ""}),
     ("javascript", "a blank line after a licence",
-     "/*! Copyright 2020 A. Author\n * @license MIT\n */\n\nfunction add() {}\n", {"add": ""}),
+     "/** Copyright 2020 A. Author\n * @license MIT\n */\n\nfunction add() {}\n", {"add": ""}),
     ("javascript", "nothing, but it is the file's", "/** @fileoverview Numbers. */\nfunction add() {}\n", {"add": ""}),
     ("javascript", "no documentation", "/**** Adds. ****/\nfunction add() {}\n", {"add": ""}),
     ("typescript", "blank lines", "class A {\n  /** Adds. */\n\n  add(): void {}\n\n  bare() {}\n}\n",
@@ -80,7 +82,8 @@ def test_a_function_has_the_documentation_that_its_tool_gives_it(language, betwe
         assert found[name].startswith(beginning) and bool(found[name]) == bool(beginning)
 
 
-# (language, a file, the summary of its function's documentation), as gtk-doc, YARD, JSDoc and RDoc read it
+# (language, a file, the summary of its function's documentation), as gtk-doc, YARD, JSDoc and RDoc read it. A mark of
+# SimpleCov is no documentation, and neither is a heading.
 # fmt: off
 SUMMARIES = [
     ("c", "/**\n * add:\n * @a: a number\n *     of any size\n * @...: more of them\n *\n * Adds numbers.\n *\n"

@@ -15,7 +15,8 @@ MAX_LINES = 60  # longer functions are split; encoders read about 30 lines
 MIN_LINES = 4  # fewer lines between two functions are added to the second function
 PARSE_SECONDS = 2.0  # a file that takes longer is split into plain lines
 _MAX_SCOPE = 4
-_COMMENT_OR_DECORATOR = re.compile(rb"\s*(#|//|/\*|\*|--|@|\"\"\"|''')")
+# A line of a comment, a decorator, or a macro before a function in C.
+_COMMENT_OR_DECORATOR = re.compile(rb"\s*(#|//|/\*|\*|--|@|\"\"\"|'''|_*[A-Z][A-Z0-9_]+(\([^()]*\))?\s*$)")
 # A name that is assigned at the start of a line, such as a constant, an alias or an export.
 _ASSIGNED = re.compile(
     rb"^(?:(?:export|default|pub|const|let|var|val|static|final|declare|readonly)\s+)*([A-Za-z_$][\w$]*)"
@@ -78,10 +79,11 @@ def language_of(path: str, source: bytes) -> str:
     The source distinguishes C++ headers from C headers, because both may end in `.h`. The first line of a script
     without an extension names its language.
     """
-    ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
-    if not ending:
+    name = path.rpartition("/")[2]
+    if "." not in name:
         shebang = _SHEBANG.match(source)
         return _INTERPRETERS.get(shebang[1] if shebang else b"", "text")
+    ending = f".{name.rpartition('.')[2].lower()}"
     return source_language(path, source) or OTHER_LANGUAGES.get(ending, "text")
 
 

@@ -94,9 +94,51 @@ def test_other_texts_are_blocks_of_lines():
     assert split(b"", "text") == [] and split(b"\n \n", "text") == []
 
 
-def test_languages():
-    assert language_of("a/b.RS", b"") == "rust" and language_of("Makefile", b"") == "text"
-    assert language_of("a.h", b"int f(void);") == "c" and language_of("a.h", b"namespace a {") == "cpp"
+@pytest.mark.parametrize(
+    ("path", "source", "language"),
+    [
+        ("a/b.RS", b"", "rust"),
+        ("Makefile", b"", "text"),
+        ("a.h", b"int f(void);", "c"),
+        ("a.h", b"namespace a {", "cpp"),
+        ("a.pyi", b"", "python"),
+        ("bin/run", b"#!/usr/bin/env python3\n", "python"),
+        ("bin/run", b"#! /usr/bin/env -S ruby -w\n", "ruby"),
+        ("bin/run", b"#!/usr/local/bin/node\n", "javascript"),
+        ("bin/run", b"#!/bin/bash -e\n", "shell"),
+        ("bin/run", b"#!/usr/bin/awk -f\n", "text"),
+        ("bin/run", b"# python\n", "text"),
+        ("a.txt", b"#!/usr/bin/python\n", "text"),
+    ],
+)
+def test_languages(path, source, language):
+    assert language_of(path, source) == language
+
+
+@pytest.mark.parametrize(
+    ("language", "source", "expected"),
+    [
+        ("typescript", "interface Cart {\n  add(a: string): void;\n  sum(): number;\n}\n", [["Cart", "add", "sum"]]),
+        ("typescript", "declare function add(a: number): void;\ndeclare function sum(): void;\n", [["add", "sum"]]),
+        ("typescript", "function f(a: string): void;\nfunction f(a: any) {\n  return a\n}\n", [["f"]]),
+        (
+            "rust",
+            "trait Cart {\n    fn add(&self);\n    fn sum(&self) -> i32 {\n        1\n    }\n}\n",
+            [["Cart", "add"], ["sum"]],
+        ),
+        ("javascript", "function add() {\n}\nCart.prototype.sum = add;\n", [["add"], ["sum"]]),
+        ("cpp", "TEST_F(CartTest, Total) {\n  int a;\n}\n", [["Total"]]),
+    ],
+)
+def test_signatures_without_a_body_are_names_of_the_chunk_that_contains_them(language, source, expected):
+    assert [chunk.defines for chunk in split(source.encode(), language)] == expected
+
+
+def test_a_macro_on_a_line_of_its_own_and_the_comment_above_it_belong_to_their_function():
+    before = "int a;\n" * 5
+    source = f"{before}/** Adds. */\nEXPORT\nDEPRECATED(2)\nint add(int a)\n{{\n  return a;\n}}\n"
+    chunks = split(source.encode(), "c")
+    assert [(chunk.name, chunk.start) for chunk in chunks] == [("", 1), ("add", 6)]
 
 
 @pytest.mark.parametrize("text", [b"(function(){" * 40_000, b"'`" * 100_000, b"[{" * 100_000, b"<a " * 50_000])

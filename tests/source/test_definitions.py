@@ -1,0 +1,100 @@
+"""Definitions have the names that their languages give them, also where macros stand between."""
+
+import time
+
+import pytest
+
+from soft_trainer.source.definitions import _without_macros, definitions, parse
+from soft_trainer.source.functions import FileFunctions
+
+# (language, a file, the names of its definitions). The names are universal-ctags', except for macros that define
+# functions: ctags names those after the macro.
+# fmt: off
+NAMES = [
+    ("cpp", "class LIB_API Cart : public Base {\n int total() { return 1; }\n};\n", ["Cart", "total"]),
+    ("cpp", "struct EXPORT(2) Cart final {\n int total() { return 1; }\n};\n", ["Cart", "total"]),
+    ("cpp", "template <> class LIB_API Cart<int> {};\n", ["Cart"]),
+    ("cpp", "LIB_BEGIN namespace shop {\nint total() { return 1; }\n}\n", ["shop", "total"]),
+    ("cpp", "LIB_BEGIN\nclass Cart {};\n", ["Cart"]),
+    ("cpp", "LIB_API std::string total(int a) { return a; }\n", ["total"]),
+    ("cpp", "int Cart::total() const\n    REQUIRES(mutex) {\n  return 1;\n}\n", ["Cart.total"]),
+    ("cpp", "API Cart::Cart(int a) : a(a) {}\nAPI shop::Cart<T>::~Cart() {}\n", ["Cart.Cart", "shop.Cart.~Cart"]),
+    ("cpp", "TEST_F(CartTest, Total) { int a; }\nclass CART { CART(int); };\n", ["CartTest.Total", "CART"]),
+    ("cpp", "struct CART cart(int a) { return {}; }\n", ["cart"]),
+    ("c", "PUBLIC int CALL total(int count UNUSED, char *name UNUSED) { return 1; }\n", ["total"]),
+    ("c", "PUBLIC CartPtr CALL\ntotal(void) { return 0; }\n", ["total"]),
+    ("c", "static void CALL FORMAT(2,3)\ntotal(void) { }\n", ["total"]),
+    ("c", "static U32 total(U32 a) { return a; }\nBYTE\nother(BYTE b) { return b; }\n", ["total", "other"]),
+    ("c", "struct CART cart(int a) { return c; }\nconst U32 other(U32 LEN, int SIZE) { return 1; }\n",
+     ["cart", "other"]),
+    ("c", "int total(int a) {\n  CHECK(a) if (a) { return 1; }\n  return 2;\n}\n", ["total"]),
+    ("c", "PHP_FUNCTION(total) { int a; }\n", ["total"]),
+    ("c", "typedef void (*callback)(int);\ntypedef int (CALL *other)(int);\n", ["callback", "other"]),
+    ("typescript", "interface Cart { total(a: string): void; name: string }\ndeclare function sum(a: number): void;\n"
+     "declare module 'shop' { function sell(): void }\nabstract class A { abstract add(): void }\n",
+     ["Cart", "total", "sum", "shop", "sell", "A", "add"]),
+    ("typescript", "export function f(a: string): void;\nexport function f(a: any) {}\n", ["f", "f"]),
+    ("javascript", "const Cart = class { total() {} };\nCart.prototype.sum = sum;\n",
+     ["Cart", "total", "Cart.prototype.sum"]),
+    ("java", "public @interface Cart { int value() default 1; }\ninterface Shop { void sell(); }\n",
+     ["Cart", "value", "Shop", "sell"]),
+    ("rust", "trait Cart {\n  type Item;\n  fn total(&self);\n}\nextern \"C\" { fn sum(a: i32); }\n",
+     ["Cart", "Item", "total", "sum"]),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("language", "source", "expected"), NAMES)
+def test_names(language, source, expected):
+    text = source.encode()
+    found = definitions(parse(text, language), text, language)
+    assert [each.name for each in found] == expected
+
+
+def functions_of(source: str, language: str) -> dict:
+    text = source.encode()
+    return FileFunctions(parse(text, language), text, language, "path").functions
+
+
+@pytest.mark.parametrize("language", ["java", "rust", "typescript", "c", "cpp"])
+def test_a_signature_without_a_body_is_no_function(language):
+    for declared, source, _ in NAMES:
+        if declared == language:
+            for function in functions_of(source, language).values():
+                assert function.body.type in ("block", "compound_statement", "statement_block")
+
+
+def test_macros_in_strings_comments_and_directives_stay():
+    source = (
+        '#define API\n// int API total(int)\n/* API int total( */\nchar *a = "API int a(";\nint API total(int a) {}\n'
+    )
+    (function,) = functions_of(source, "c").values()
+    assert (function.name, function.lines, function.broken) == ("total", (5, 5), False)
+
+
+def test_a_function_in_c_is_judged_by_its_signature():
+    body = "{\n  FOR_EACH(a, b) { a++; }\n  return MAX(int, a, ) b;\n}\n"
+    broken = {name: function.broken for name, function in functions_of(f"int total(int a) {body}", "c").items()}
+    assert broken == {"total": False}
+    assert functions_of("int total(int a, [) { return 1; }\n", "c")["total"].broken
+    assert functions_of("def total(a):\n    return )\n", "python")["total"].broken
+
+
+def test_a_condition_that_closes_no_bracket_hides_no_function():
+    unbalanced = "int total(int a) {\n#ifdef A\n  if (a) {\n#else\n  while (a) {\n#endif\n    a++;\n  }\n}\n"
+    after = "".join(f"int f{number}(void) {{\n  return 1;\n}}\n" for number in range(3))
+    assert list(functions_of(unbalanced + after, "c")) == ["f0", "f1", "f2"]
+
+
+def test_a_test_of_googletest_is_no_function():
+    assert not functions_of("TEST_F(CartTest, Total) {\n  int a;\n}\nTEST(Cart, Sum) {\n  int a;\n}\n", "cpp")
+
+
+@pytest.mark.parametrize(
+    "text", ["A ", "int A ", "API\n", "class A ", "f(int a A, ", '"', "/*", "#", "f(A(", "A B(", ") A "]
+)
+def test_files_made_to_be_slow_take_little_time(text):
+    source = text.encode() * 20_000
+    started = time.process_time()
+    assert len(_without_macros(source)) == len(source)
+    assert time.process_time() - started < 2
