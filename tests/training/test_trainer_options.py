@@ -70,6 +70,21 @@ def test_three_rows_on_four_processes_are_dummy_passes_of_weight_zero(trainer_of
     assert len(set(passes)) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("false_negatives", "name"),
+    [("mask", "false_negatives_masked"), ("positives", "extra_positives"), ("ignore", None)],
+)
+def test_the_log_counts_false_negatives_by_what_happens_to_them(train, rows, false_negatives, name):
+    twins = Dataset.from_list([row | {"url": f"{row['url']}-{copy}"} for row in rows[:4] for copy in (1, 2)])
+    trainer = train(false_negatives=false_negatives, alpha=1.0, arguments={"train_dataset": twins})
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    counts = {
+        key: [entry[key] for entry in logged if key in entry] for key in ("false_negatives_masked", "extra_positives")
+    }
+    assert counts == {key: [8, 16, 24] if key == name else [] for key in counts}  # each row has one twin
+
+
 def test_an_estimator_among_the_callbacks_gives_the_weights(trainer_of):
     estimator = BM25Estimator()
     assert trainer_of(arguments={"callbacks": [estimator]}).estimator is estimator
