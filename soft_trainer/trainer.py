@@ -117,7 +117,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`. A
             custom collator works only with a single process.
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
-        query_column, code_column, id_column: the names of the rows' columns, if `load_rows` does not recognise them.
+        query_column, code_column, id_column, negatives_column: the names of the rows' columns, if `load_rows` does not
+            recognise them.
         depends_on: further entries of the run fingerprint, such as the options of a command.
         kwargs: any other arguments of `transformers.Trainer`.
 
@@ -142,6 +143,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         query_column: str | None = None,
         code_column: str | None = None,
         id_column: str | None = None,
+        negatives_column: str | None = None,
         depends_on: Mapping[str, object] | None = None,
         **kwargs,
     ):
@@ -152,7 +154,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             args = copy.copy(args)
         args.output_dir = args.output_dir or "outputs"
         preflight.complete_launch(args, first, encoder)
-        self.columns = ColumnNames(query_column, code_column, id_column)
+        self.columns = ColumnNames(query_column, code_column, id_column, negatives_column)
         callbacks = with_estimators(callbacks)
         callback = find_estimator_callback(callbacks)
         if isinstance(args, SoftInfoNCETrainingArguments):

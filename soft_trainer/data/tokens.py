@@ -127,6 +127,8 @@ def check_language_column(rows: Dataset, name: str) -> None:
 
 def arrow_texts(values: pa.ChunkedArray) -> list[str]:
     """Converts an Arrow column of strings or token lists to strings. Tokens are joined by single spaces."""
+    if pa.types.is_null(values.type):
+        return [""] * len(values)
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return values.fill_null("").to_pylist()
     return pc.binary_join(values, " ").fill_null("").to_pylist()

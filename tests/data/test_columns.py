@@ -92,6 +92,9 @@ def test_python_s_rows_say_what_their_columns_were_called():
     split = training_split(rows, "train_dataset", ColumnNames("ask", "reply", "key"))
     assert "queries: docstring ('ask'), url ('key')" in repr(split)
     assert "corpus: code ('reply'), url ('key')" in repr(split)
+    rows["bad"] = [["y"], ["z"]]
+    split = training_split(rows, "train_dataset", ColumnNames("ask", "reply", negatives="bad"))
+    assert split.judgments.negatives.nnz == 2 and split.corpus["code"][:] == ["x", "y", "z"]
 
 
 def test_the_splits_that_exist_are_read(data_dir, tmp_path):

@@ -1,14 +1,17 @@
 """Rows in one file are divided into train, valid and test, and held-out rows are kept out of train."""
 
 import json
+import unicodedata
 
 import pandas as pd
 import pytest
+from datasets import Dataset
 from refusals import refused
 
 from soft_trainer import load_rows
 from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import read_source
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
@@ -132,3 +135,13 @@ def test_evaluation_rows_that_are_trained_on_are_counted(capsys):
         ]
         warn_of_overlap({"web": test}, train)
         assert capsys.readouterr().err.strip() == said
+
+
+def test_equal_texts_in_different_unicode_forms_are_equal(capsys):
+    text = "öffnet die Datei"
+    train, test = (
+        Split.from_pairs(Dataset.from_list([{"docstring": unicodedata.normalize(form, text), "code": form}]))
+        for form in ("NFC", "NFD")
+    )
+    warn_of_overlap({"test": test}, train)
+    assert "warning: test: 1 of 1 pairs share a query, function or id" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from hypothesis import HealthCheck, Phase, assume, given, settings, strategies as st
 
 from soft_trainer.data.load import load_rows
 from soft_trainer.errors import UserError
@@ -120,6 +120,10 @@ def test_rows_are_those_of_the_formats_reader(kind, data):
     parts = [rows]
     if shards:
         parts = [rows] + [data.draw(st.lists(row, min_size=1, max_size=3)) for _ in range(shards - 1)]
+    texts = [value for part in parts for row in part for value in row.values() if isinstance(value, str)]
+    if kind in ("pandas csv", "polars csv"):
+        # Both write a lone carriage return without quotes, which reads as the end of a row.
+        assume(not any("\r" in text for text in texts))
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for number, part in enumerate(parts):
@@ -135,9 +139,8 @@ def test_rows_are_those_of_the_formats_reader(kind, data):
             split = load_rows(folder)["train"]
         except UserError as error:
             assert "\n" not in str(error)
-            held = [value for part in parts for row in part for name, value in row.items() if name != "other"]
-            # The table itself says why not: a blank text, half of a character, a line break that ends a row, ...
-            assert any(not value or not value.strip() or not value.isprintable() for value in held), error
+            blank = any(not (row[name] or "").strip() for part in parts for row in part for name in names)
+            assert blank or not all(text.isprintable() for text in texts), error
             return
         found = [row for path in paths for row in read(path)]
     pairs = split.judgments.pairs()

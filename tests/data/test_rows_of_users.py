@@ -167,6 +167,10 @@ CASES = {
         {"train.jsonl": lines({"query": "q", "code": "c"}, {"query": 5, "code": "d"})},
         error="row 2: column 'query' contains 5; expected text",
     ),
+    "no query in any row": Case(
+        {"train.csv": "query,code\n,c\n,d\n", "test.csv": "query,code\na,b\n"},
+        error="rows 1, 2: column 'query' is missing or empty (2 of 2 rows)",
+    ),
     "a prompt": Case(
         both({"query": "q", "pos": ["c"], "prompt": "find"}),
         train=[("q", "c")],

@@ -64,7 +64,15 @@ def test_metrics_are_those_of_the_worst_order_that_the_scores_allow(seed, gain):
         assert int(ranking.ranks[query]) == rank
         assert measured[NDCG[gain]][query] == pytest.approx(ndcg, abs=1e-12)
         assert measured["map"][query] == pytest.approx(precision, abs=1e-12)
-    assert torch.equal(graded(scores, grades, None)[0].ranks, ranking.ranks) and not graded(scores, grades, None)[1]
+    assert torch.equal(graded(scores, grades, None)[0].ranks, ranking.ranks)
+
+
+def test_plain_pairs_have_a_map_equal_to_mrr_and_an_ndcg_of_one_relevant_function():
+    scores = np.array([[3, 2, 1], [1, 3, 2], [1, 1, 1]])
+    ranking, measured = graded(scores, np.eye(3)[[0, 0, 1]], None)
+    assert ranking.ranks.tolist() == [1, 3, 3]
+    assert measured["map"] == pytest.approx([1, 1 / 3, 1 / 3])
+    assert measured["ndcg@10"] == pytest.approx([1, 0.5, 0.5])
 
 
 def test_the_best_order_gives_exactly_one_and_places_beyond_ten_nothing():

@@ -144,3 +144,24 @@ def test_batches_that_do_not_fit(kind, train_dataset, sentence_transformer, feat
             loss(given, labels)
     loss(*large)
     assert torch.isfinite(loss(*small))  # the short batch at the end of an epoch
+
+
+def test_the_columns_of_queries_and_functions_may_be_named_and_ids_are_refused(capsys):
+    rows = Dataset.from_dict(
+        {"ticket_id": ["101", "102"], "text": ["a", "b"], "fix": ["x", "y"], "negative": ["v", "w"]}
+    )
+    for given, column in ((rows, "ticket_id"), (rows.select_columns(["text", "ticket_id"]), "ticket_id")):
+        with refused(f"with_rows: column {column!r} contains distinct numbers, which are ids rather than texts"):
+            with_rows(given)
+    named = with_rows(rows, query_column="text", code_column="fix")
+    assert named.column_names == ["text", "fix", "negative", "label"]
+    assert "not using 'ticket_id'" in capsys.readouterr().err
+    plain = with_rows(rows.select_columns(["text", "fix", "negative"]))
+    assert named["label"][:] == plain["label"][:]
+    for columns, message in (
+        ({"query_column": "text"}, "set both query_column and code_column"),
+        ({"query_column": "text", "code_column": "text"}, "set both query_column and code_column, to two different"),
+        ({"query_column": "txt", "code_column": "fix"}, "query_column=txt: no such column; the rows have ticket_id"),
+    ):
+        with refused(message):
+            with_rows(rows, **columns)

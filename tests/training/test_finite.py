@@ -1,10 +1,12 @@
 """Steps skipped by loss scaling are counted, even with a fused optimizer, and too many in a row stop the run."""
 
+import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from transformers import TrainerState
 
-from soft_trainer.training.finite import NotFiniteError, OverflowCounter
+from soft_trainer.training.finite import FiniteGuard, NotFiniteError, OverflowCounter
 
 
 class Training:
@@ -53,3 +55,18 @@ def test_overflow_in_every_step_stops_the_run_and_says_what_to_do():
         for _ in range(2 * OverflowCounter.MOST):
             training.step(float("inf"))
     assert training.state.global_step == OverflowCounter.MOST + 1
+
+
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        ({"docstring": "adds one", "url": "code:0123"}, "row 1 of train_dataset: adds one"),
+        ({"docstring_tokens": ["adds", "one"], "url": "code:0123"}, "row 1 of train_dataset: adds one"),
+        ({"docstring": "adds one", "url": "https://a.b/c.py#L1"}, "row 1 of train_dataset: https://a.b/c.py#L1"),
+    ],
+)
+def test_rows_of_a_loss_that_is_not_finite_are_described_in_the_users_words(row, shown):
+    guard = FiniteGuard(Dataset.from_list([row]))
+    guard.watch(1, torch.tensor(float("nan")), np.array([0]))
+    with pytest.raises(NotFiniteError, match=shown):
+        guard.check()

@@ -79,6 +79,9 @@ def test_evaluation_measures_every_number_of_dimensions(trainer_of, dataset, tmp
     assert output.shorter.keys() == {16, 4} and output.metrics["test_mrr_4"] == metrics["eval_mrr_4"]
     with pytest.raises(UserError, match="metric_for_best_model='mrr_8': this metric is not measured"):
         trainer_of(**DIMS, eval_strategy="steps", eval_steps=3, metric_for_best_model="mrr_8")
+    for name in ("map", "ndcg@10"):  # plain pairs have them too
+        trainer_of(**DIMS, eval_strategy="steps", eval_steps=3, metric_for_best_model=name)
+        assert 0 < metrics[f"eval_{name}"] <= 1
 
 
 def test_the_folder_says_so_and_gives_shorter_embeddings(trainer_of, dataset, tmp_path):

@@ -190,7 +190,7 @@ def test_a_loss_that_is_not_finite_is_noticed_without_urls_and_if_the_log_hides_
                 model.embeddings.word_embeddings.weight.fill_(torch.nan)
 
     arguments = {"train_dataset": dataset.remove_columns("url"), "callbacks": [Breaker()]}
-    with pytest.raises(NotFiniteError, match=r"loss of step 2 is nan(.|\n)*\n  row \d+: "):
+    with pytest.raises(NotFiniteError, match=r"loss of step 2 is nan(.|\n)*\n  row \d+ of train_dataset: \w+"):
         train(plain=True, logging_nan_inf_filter=hidden, max_steps=6, arguments=arguments)
 
 

@@ -6,11 +6,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from refusals import refused
 
 from soft_trainer import load_rows
 from soft_trainer.data.layouts.beir import is_beir, load_beir
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.evaluation.lexical import lexical_rankings
+from soft_trainer.evaluation.results import metrics_table
+from soft_trainer.evaluation.retrieval import rank_corpus
 from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.evaluation_sets import load_evaluation_sets
@@ -125,3 +129,35 @@ def test_what_cannot_be_read_is_named(folder, name, text, words):
     (folder / name).write_text(text)
     with refused(words):
         load_beir(folder)
+
+
+def searched_by_itself(place, judged: str) -> None:
+    """Writes a folder whose corpus contains the queries, as in a search for similar functions."""
+    (place / "qrels").mkdir(parents=True)
+    rows = "".join(json.dumps({"_id": f"d{n}", "text": f"return x + {n}"}) + "\n" for n in range(4))
+    (place / "corpus.jsonl").write_text(rows)
+    (place / "queries.jsonl").write_text(rows)
+    (place / "qrels" / "test.tsv").write_text(judged)
+
+
+def test_a_querys_own_document_is_not_ranked_unless_it_is_relevant(tmp_path):
+    searched_by_itself(tmp_path, "d0\td1\t1\nd1\td2\t1\nd2\td2\t1\n")
+    split = load_rows(tmp_path)["test"]
+    assert split.unranked().tolist() == [0, 1, -1]
+    assert split.select(queries=np.array([2, 1]), codes=np.array([1, 2])).unranked().tolist() == [-1, 0]
+    queries = torch.eye(4)[:3]
+    # Each document is most similar to itself, and then to the document before it.
+    codes = torch.eye(4) + 0.5 * torch.eye(4).roll(-1, dims=1)
+    output = rank_corpus(queries, codes, split, EncoderProfile(), [])
+    assert output.ranks.tolist() == [1, 1, 1]
+    assert (output.metrics["mrr"], output.metrics["queries_in_corpus"]) == (1.0, 2)
+    assert "queries in the corpus, not ranked for themselves" in metrics_table({"test": {"trained": output.metrics}})
+    words = [["return", str(n)] for n in range(4)]
+    excluded = torch.tensor([0, 1, -1])
+    rankings = lexical_rankings(words[:3], words, [1, 2, 2], (queries, codes), excluded=excluded)
+    assert all(0 not in ranking.top_indices[0, :3].tolist() for ranking in rankings.values())
+
+
+def test_ids_of_queries_that_no_document_has_change_nothing(folder):
+    splits = load_rows(folder)
+    assert all(split.unranked() is None and "_id" not in split.queries.column_names for split in splits.values())
