@@ -14,7 +14,15 @@ from soft_trainer.mining.commits import query_of, reason_against
 from soft_trainer.mining.rules import first_broken, may_mine, mined_language
 from soft_trainer.source.definitions import parse
 from soft_trainer.source.functions import FileFunctions, Row
-from soft_trainer.source.git import REGULAR_FILES, blob, open_repository, pygit2, read_object, shallow_ends
+from soft_trainer.source.git import (
+    REGULAR_FILES,
+    blob,
+    message_of,
+    open_repository,
+    pygit2,
+    read_object,
+    shallow_ends,
+)
 from soft_trainer.source.languages import SOURCE_LANGUAGES, source_language
 from soft_trainer.source.source_files import decoded, readable
 
@@ -76,7 +84,7 @@ class ChangeReader:
         """Reads the change that a commit makes."""
         commit = read_object(self.repository, commit_id)
         parents = [*map(str, commit.parent_ids), ""]
-        message = commit.raw_message.decode(errors="replace")
+        message = message_of(commit)
         change = Change(commit_id, parents[0], query_of(message))
         if len(commit.parent_ids) > 1:
             change.outcome = "merge"
@@ -178,8 +186,8 @@ class ChangeReader:
 
 
 def _person(person: pygit2.Signature) -> str:
-    """Returns a person's name and email address, each cut to 200 bytes."""
-    return (person.raw_name[:200] + b" " + person.raw_email[:200]).decode(errors="replace")
+    """Returns a person as `Name <email>`, with both parts cut to 200 bytes."""
+    return (person.raw_name[:200] + b" <" + person.raw_email[:200] + b">").decode(errors="replace")
 
 
 def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str, seconds: float = 60.0) -> FileFunctions:

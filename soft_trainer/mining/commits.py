@@ -32,18 +32,22 @@ _WORD = re.compile(r"[^\W\d_]\w*")
 
 _REVERT = re.compile(r"(?i)^(?:revert|reapply|re-apply|back ?out|undo)\b|^(?:fixup|squash|amend)!")
 _REVERTED = re.compile(r".*\n\s*This reverts commit [0-9a-f]{7,}")
+# The whole subject decides: "Set the version header of every response" is no version bump.
 _VERSION = re.compile(
     r"(?i)^v?\d+\.\d[\w.+-]*$"
     r"|^(?:(?:chore|build|ci)(?:\([^)]*\))?: )?"
     r"(?:(?:bump|upgrade|update|pin|unpin|downgrade|increase|change)\b.*\b(?:from|to|version|v)\s*v?\d+\.\d"
-    r"|(?:bump|update|set|increment|raise|change)\s+(?:the\s+)?(?:\w+\s+)?version\b"
-    r"|bump\b.*(?:\d|\bdep|requirement|submodule)|(?:build|chore)\((?:deps|release)"
+    r"|(?:update|set|increment|raise|change)\s+(?:the\s+)?(?:\w+\s+)?version\b"
+    r"(?:.*\d+\.\d.*|(?:\s+(?:number|string|to|for|in|of))*(?:\s+\S+)?)$"
+    r"|bump\b.*(?:\d|\bdep|requirement|submodule|\bversion)|(?:build|chore)\((?:deps|release)"
     r"|(?:prepar\w*|cut|tag|make|begin|start|new|pre|post|back)?[\s-]*(?:for|to)?\s*(?:the\s+)?(?:next\s+)?"
-    r"(?:release|development|dev version|version)\b[\s:]*(?:of\s+)?(?:v?\d|$))"
+    r"(?:release|development|dev version|version)\b[\s:]*(?:of\s+)?(?:v?\d\S*(?:\s+\S+){0,3})?$)"
 )
+# A bot is known by its name, or by the address that GitHub gives to bots.
 _BOT = re.compile(
-    r"(?i)\[bot\]|\b(?:dependabot|renovate|greenkeeper|pre-commit-ci|pyup|snyk|imgbot|mergify|codecov|weblate|allcontributors"
-    r"|github-actions|semantic-release|release-please)\b|[\w-]*-bot\b|^bot\b"
+    r"(?i)[^<]*\[bot\]|[^<]*<[^>]*\[bot\]@users\.noreply\.github\.com>|(?:[^<]*[\s_-])?bot <"
+    r"|(?:mend )?(?:dependabot|renovate|greenkeeper|pre-commit-ci|pyup|imgbot(?:app)?|mergify|codecov|allcontributors"
+    r"|(?:hosted )?weblate|github[- ]actions?|semantic-release|release-please)(?:-preview)? <"
 )
 
 
@@ -57,9 +61,13 @@ def query_of(message: str) -> str:
 
 
 def reason_against(message: str, author: str, committer: str) -> str:
-    """Returns the reason to skip a commit because of its message, author or committer, or "" to keep the commit."""
+    """Returns the reason to skip a commit because of its message, author or committer, or "" to keep the commit.
+
+    Args:
+        author, committer: people or bots, as `Name <email>`.
+    """
     subject = _EMOJI.sub("", _subject(message)).strip()
-    if _BOT.search(author) or _BOT.search(committer):
+    if _BOT.match(author) or _BOT.match(committer):
         return "bot"
     if _REVERT.search(subject) or _REVERTED.match(message.strip()[:_MAX_LENGTH]):
         return "revert"
@@ -71,5 +79,6 @@ def reason_against(message: str, author: str, committer: str) -> str:
 
 
 def _subject(message: str) -> str:
-    """Returns the first line of a message."""
-    return message.strip()[:_MAX_LENGTH].partition("\n")[0].strip()
+    """Returns a message's subject, as git defines it: the lines before the first blank line, joined by spaces."""
+    paragraph = re.split(r"\n[ \t\r]*\n", message.strip()[:_MAX_LENGTH], maxsplit=1)[0]
+    return " ".join(line.rstrip() for line in paragraph.split("\n"))

@@ -41,6 +41,8 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
         hint = "pass the root of a git repository (the folder with .git), or a bare repository"
         if Path(path, ".git").exists() or Path(path, "objects").exists():
             hint = "clone it again (`git clone`, without --filter), because libgit2 cannot open it"
+        if "sha256" in str(error):
+            hint = "libgit2 reads only repositories with SHA-1; index with history=False to search without commits"
         raise UserError(f"{path}: not a readable git repository ({' '.join(str(error).split())}); {hint}") from error
     finally:
         pygit2.settings.owner_validation = before
@@ -95,6 +97,14 @@ def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
         return repository[oid]
     except KeyError:
         raise OSError(f"object {oid} is missing") from None
+
+
+def message_of(commit: pygit2.Commit) -> str:
+    """Returns a commit's message, decoded as git does: by the header `encoding`, or as UTF-8."""
+    try:
+        return commit.raw_message.decode(commit.message_encoding or "utf-8")
+    except (LookupError, UnicodeError):  # an unknown encoding, or another one than the header says
+        return commit.raw_message.decode(errors="replace")
 
 
 def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, known: str = "") -> list[str]:
