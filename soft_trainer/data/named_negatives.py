@@ -14,8 +14,8 @@ from soft_trainer.terminal import print_on_main
 NEGATIVES = "negatives"  # a column of functions, as texts or urls, that do not answer the row's query
 NEGATIVE_NAMES = (NEGATIVES, "neg", "negative", "negative_1")  # the last one with any number
 # Columns that `with_scores` makes: the score of each positive and of each negative of a row, or None.
-POSITIVE_SCORES = "positive_scores"
-NEGATIVE_SCORES = "negative_scores"
+POSITIVE_SCORES = "soft_trainer_positive_scores"
+NEGATIVE_SCORES = "soft_trainer_negative_scores"
 COLUMN = re.compile(r"negatives|neg|negative(_\d+)?")
 URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # such a value is an id, not the text of a function
 
