@@ -16,8 +16,8 @@ NEGATIVES = "negatives"  # functions, as texts or urls, that do not answer the r
 NEGATIVE_NAMES = (NEGATIVES, "neg", "hard_negatives", "negative", "negative_1")  # the last one with any number
 NEGATIVE = re.compile(r"neg|(hard_)?negatives?(_\d+)?")
 # The score of each positive and of each negative of a row, or None. `data/scores.py` makes these columns.
-POSITIVE_SCORES = "positive_scores"
-NEGATIVE_SCORES = "negative_scores"
+POSITIVE_SCORES = "soft_trainer_positive_scores"
+NEGATIVE_SCORES = "soft_trainer_negative_scores"
 # The pairs of a query and a code column, besides CodeSearchNet's.
 PAIRS = (
     ("query", "code"),

@@ -15,8 +15,8 @@ from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main, shortened
 
 SCORES = "scores"  # of a row's positives, and then of its negatives, as sentence-transformers writes them
-OF_POSITIVES = (POSITIVE_SCORES, "pos_scores")
-OF_NEGATIVES = (NEGATIVE_SCORES, "neg_scores")
+OF_POSITIVES = ("positive_scores", "pos_scores")
+OF_NEGATIVES = ("negative_scores", "neg_scores")
 SCORE_COLUMNS = (SCORES, *OF_POSITIVES, *OF_NEGATIVES)
 SCORE = "score"  # of the one function in a labelled pair
 LABEL = "label"
@@ -36,7 +36,7 @@ def with_scores(rows: Dataset, columns: Mapping[str, Sequence[str]], place: str,
     Besides rows with columns of negatives, this reads two further forms that `mine_hard_negatives` of
     sentence-transformers writes. A labelled list has the positive and then the negatives in the column of functions,
     and all of their scores in `scores`. A labelled pair has a query, a function and a `score`; the first pair of each
-    query is the positive. Rows without scores stay unchanged.
+    query is the positive. Other rows stay unchanged.
 
     Args:
         columns: the result of `chosen_columns`.
@@ -55,15 +55,17 @@ def with_scores(rows: Dataset, columns: Mapping[str, Sequence[str]], place: str,
     if given == [SCORES] and listed and not negatives:
         scored = list(_labelled_lists(rows, codes[0], place))
         form = "labelled lists: the first function of each row is its positive, and the others are hard negatives"
-    elif given:
+    elif given and (negatives or listed):
         scored = list(_scored_rows(rows, codes[0], negatives, given, place))
         form = f"scores in {', '.join(given)}"
     elif SCORE in rows.column_names and not listed and not negatives:
         labels = _labels(rows)
         scored = _labelled_pairs(rows, columns["query"], codes[0], labels, place)
         form = "labelled pairs: the first function of each query is its positive, and the others are hard negatives"
+        given = [SCORE]
         if labels is not None:
             form = f"labelled pairs in {LABEL}, {SCORE}"
+            given.append(LABEL)
     else:
         scored = []
         form = ""
@@ -71,7 +73,7 @@ def with_scores(rows: Dataset, columns: Mapping[str, Sequence[str]], place: str,
         return rows
     if not quiet:
         print_on_main(f"{place}: reading {form}")
-    return _made(rows, scored, codes[0], [*given, *negatives, *columns_in(rows, (SCORE, LABEL) if not given else ())])
+    return _made(rows, scored, codes[0], [*given, *negatives])
 
 
 def _scored_rows(

@@ -245,7 +245,7 @@ class Split:
         Rows with the same number in a column `QUERY_ROW` list several relevant functions of one query. Rows with the
         same `url` are versions of one function, so each of their functions is relevant to all of their queries. A
         column `negatives` lists functions that do not answer the row's query. Negatives that are not the function of
-        any row are added to the end of the corpus.
+        any row are added to the end of the corpus. `with_scores` makes the columns of scores.
 
         Raises:
             UserError: a value in `negatives` is neither a function's text nor the url of a row.

@@ -72,8 +72,7 @@ def scores_of(split: Split) -> dict[str, dict[str, float]]:
 def test_scores_are_read_with_their_functions(rows, expected):
     split = training_split(rows)
     assert scores_of(split) == expected
-    assert not {"scores", "score", "positive_scores", "negative_scores"} & {*split.queries.column_names}
-    assert not {"scores", "score", "positive_scores", "negative_scores"} & {*split.corpus.column_names}
+    assert not [name for name in (*split.queries.column_names, *split.corpus.column_names) if "score" in name]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +103,7 @@ def test_scores_that_do_not_fit_are_named_with_their_row(rows, message):
         [PAIR | {"score": 1}, OTHER | {"score": 0}],  # every function answers its query
         [PAIR | {"score": 1}, OTHER | {"score": 0}, PAIR | {"score": 2}],  # apart, so the order tells nothing
         [PAIR | {"score": 1, "negative": "x"}],  # a margin, or the score of the positive
+        [PAIR | {"score": 1, "scores": "8/10", "pos_scores": "high"}],
     ],
 )
 def test_a_score_whose_meaning_is_unclear_is_ignored(rows, capsys):

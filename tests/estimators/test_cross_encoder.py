@@ -8,7 +8,14 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.util import cos_sim
 from transformers import BertConfig, BertForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
-from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, distil_static, load_encoder, merge_encoders
+from soft_trainer import (
+    SoftInfoNCETrainer,
+    SoftInfoNCETrainingArguments,
+    distil_static,
+    distributed,
+    load_encoder,
+    merge_encoders,
+)
 from soft_trainer.data.load import training_split
 from soft_trainer.encoders.profiles import is_cross_encoder
 from soft_trainer.estimators.registry import choose_estimator
@@ -102,6 +109,21 @@ def test_equal_pairs_are_scored_once(plain, rows):
     scores = estimator.similarity(range(12), range(len(split.corpus)))
     own = scores.diagonal()
     assert torch.equal(own[:4], own[4:8]) and torch.equal(own[:4], own[8:])
+
+
+def test_processes_share_the_pairs(plain, rows, monkeypatch):
+    estimator = CrossEncoderEstimator(str(plain), None, batch_size=2)
+    model = estimator.load()
+    texts = [(row["docstring"], row["code"]) for row in rows[:7]]
+    expected = estimator._predicted(model, texts)
+    shares = []
+    for rank in (0, 1):
+        monkeypatch.setattr(distributed, "rank_and_world_size", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr(distributed, "gather", lambda local: shares.append(local) or expected[:, 0])
+        estimator._predicted(model, texts)
+    assert list(map(len, shares)) == [4, 3]
+    monkeypatch.setattr(distributed, "gather", lambda local: torch.cat(shares))
+    torch.testing.assert_close(estimator._predicted(model, texts), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
