@@ -65,7 +65,7 @@ from soft_trainer.terminal import print_on_main, shows_bars
 from soft_trainer.training import checkpoints, interruption, preflight, reporting
 from soft_trainer.training.batches import Batch, TrainBatches
 from soft_trainer.training.checkpoints import MARKER, last_checkpoint
-from soft_trainer.training.collator import PairCollator
+from soft_trainer.training.collator import PairCollator, pieces_of
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements
@@ -249,6 +249,7 @@ class SoftInfoNCETrainer(SavingTrainer):
                 {side: self.encoder.max_tokens(side) for side in SIDES},
                 prompts,
                 self.plan.options.gradient_cache_chunk_size,
+                pieces_of(self.passes, self.args.device, self.model),
             )
         else:
             preflight.check_own_collator(self.plan, prompts)
