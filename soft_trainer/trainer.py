@@ -552,9 +552,9 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def _prepare_training(self) -> None:
         """Checks the settings, compares them with the checkpoint to resume from, if any, and prepares the rows."""
-        self._while_training.enter_context(self.running())
         self._bind_estimator()
         self.resolve()
+        self._while_training.enter_context(self.running())
         checkpoint = self._checkpoint
         preflight.check_start(self.estimator, self.train_dataset, checkpoint, self.state.global_step)
         self._merging.keep(resumed=checkpoint is not None and self.state.global_step > 0)
