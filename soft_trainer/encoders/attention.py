@@ -264,8 +264,9 @@ class TextAttention(torch.autograd.Function):
         rows = []
         saved = []
         with torch.autocast("cpu", enabled=False):
+            query = query * scale
             for group in layout.groups:
-                q, k, v = (group.gathered(each, heads) for each in (query * scale, key, value))
+                q, k, v = (group.gathered(each, heads) for each in (query, key, value))
                 scores = torch.bmm(q, k.transpose(1, 2))
                 number, length = group.shape
                 if group.bias is not None:
