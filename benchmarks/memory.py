@@ -1,4 +1,4 @@
-"""Compares the peak memory of a large batch with gradient caching and of a small batch in one chunk.
+"""Compares the peak memory of a large batch with gradient caching and of a small batch in one packed pass.
 
     python benchmarks/memory.py --data_dir DIR [--size 256x4] [--lengths 32,64] [--small 64] [--large 4096]
         [--chunk 64] [--repetitions 2]
@@ -7,7 +7,7 @@ Every setting trains in a separate process, with the trainer's loop, and the pro
 takes two steps. The small batch takes enough steps for an eighth of those examples. "peak" is the largest memory of
 the process during its steps, with libraries, memory-mapped rows, weights and optimizer. "growth" is the peak minus
 the memory before the first step. The time per example covers the steps after the first, without collation. Ratios
-compare with the small batch in one chunk. By default, a batch is split into chunks of similar length.
+compare with the small batch.
 """
 
 from __future__ import annotations

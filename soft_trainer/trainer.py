@@ -69,7 +69,7 @@ from soft_trainer.terminal import print_on_main, shows_bars
 from soft_trainer.training import checkpoints, interruption, preflight, reporting
 from soft_trainer.training.batches import Batch, TrainBatches
 from soft_trainer.training.checkpoints import last_checkpoint
-from soft_trainer.training.collator import PairCollator
+from soft_trainer.training.collator import PairCollator, pieces_of
 from soft_trainer.training.finite import OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements
@@ -264,6 +264,7 @@ class SoftInfoNCETrainer(SavingTrainer):
                 {side: self.encoder.max_tokens(side) for side in SIDES},
                 prompts,
                 self.plan.options.gradient_cache_chunk_size,
+                pieces_of(self.passes, self.args.device, self.model),
             )
         else:
             preflight.check_own_collator(self.plan, prompts)
@@ -580,9 +581,9 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.add_callback(stopping)
         self.ongoing.contexts.callback(self.remove_callback, stopping)
         self.ongoing.contexts.callback(stopping.restore)
-        self.ongoing.contexts.enter_context(self.running())
         self._bind_estimator()
         self.resolve()
+        self.ongoing.contexts.enter_context(self.running())
         checkpoint = self.ongoing.checkpoint
         preflight.check_start(self.estimator, self.train_dataset, checkpoint, self.state.global_step)
         self._merging.keep(resumed=checkpoint is not None and self.state.global_step > 0)

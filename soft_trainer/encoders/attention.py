@@ -264,8 +264,9 @@ class TextAttention(torch.autograd.Function):
         rows = []
         saved = []
         with torch.autocast("cpu", enabled=False):
+            query = query * scale
             for group in layout.groups:
-                q, k, v = (group.gathered(each, heads) for each in (query * scale, key, value))
+                q, k, v = (group.gathered(each, heads) for each in (query, key, value))
                 scores = torch.bmm(q, k.transpose(1, 2))
                 number, length = group.shape
                 if group.bias is not None:
@@ -295,24 +296,25 @@ class TextAttention(torch.autograd.Function):
         if rate:
             gradient = gradient * (1 / (1 - rate))
         parts = ([], [], [])
-        for group in layout.groups:
-            q, k, v, probabilities, keep = itertools.islice(saved, 5)
-            g = group.gathered(gradient, heads)
-            if group.real is not None:
-                number, length = group.shape
-                g.view(number, -1, length, g.shape[-1]).mul_(group.real[:, None, :, None])
-            of_weights = torch.bmm(g, v.transpose(1, 2))
-            weights = probabilities
-            if rate:
-                weights = masked(probabilities, keep)
-                of_weights = masked(of_weights, keep)
-            of_scores = torch._softmax_backward_data(of_weights, probabilities, -1, probabilities.dtype)
-            gradients = (
-                torch.bmm(of_scores, k),
-                torch.bmm(of_scores.transpose(1, 2), q),
-                torch.bmm(weights.transpose(1, 2), g),
-            )
-            for part, each in zip(parts, gradients, strict=True):
-                part.append(group.rows(each, heads))
+        with torch.autocast("cpu", enabled=False):
+            for group in layout.groups:
+                q, k, v, probabilities, keep = itertools.islice(saved, 5)
+                g = group.gathered(gradient, heads)
+                if group.real is not None:
+                    number, length = group.shape
+                    g.view(number, -1, length, g.shape[-1]).mul_(group.real[:, None, :, None])
+                of_weights = torch.bmm(g, v.transpose(1, 2))
+                weights = probabilities
+                if rate:
+                    weights = masked(probabilities, keep)
+                    of_weights = masked(of_weights, keep)
+                of_scores = torch._softmax_backward_data(of_weights, probabilities, -1, probabilities.dtype)
+                gradients = (
+                    torch.bmm(of_scores, k),
+                    torch.bmm(of_scores.transpose(1, 2), q),
+                    torch.bmm(weights.transpose(1, 2), g),
+                )
+                for part, each in zip(parts, gradients, strict=True):
+                    part.append(group.rows(each, heads))
         of_query, of_key, of_value = map(layout.joined, parts)
         return of_query * scale, of_key, of_value, None, None, None

@@ -207,7 +207,7 @@ def _in_float32(part: Tensor) -> Tensor:
 def _texts(config, profile: EncoderProfile) -> list:
     """Returns random token ids: texts of the profile's lengths that have more tokens than the model has positions.
 
-    With data flow, every other text has two nodes.
+    With data flow, each text ends with two nodes.
     """
     special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "cls", "sep")}
     words = np.setdiff1d(np.arange(config.vocab_size), [each for each in special if isinstance(each, int)])
@@ -218,13 +218,13 @@ def _texts(config, profile: EncoderProfile) -> list:
     while len(texts) < 3 or sum(map(len, texts)) <= tokens:
         texts.append(draw.choice(words, next(lengths)))
     if profile.data_flow_length:
-        texts[::2] = [_with_nodes(ids, first_position_id=config.pad_token_id + 1) for ids in texts[::2]]
+        return [_with_nodes(ids, config.pad_token_id + 1) for ids in texts]
     return texts
 
 
-def _with_nodes(ids: np.ndarray, first_position_id: int) -> dict:
+def _with_nodes(ids: np.ndarray, first: int) -> dict:
     """Returns features with data flow (see `graph_features`) whose last two ids are nodes of the first two tokens."""
     codes = len(ids) - 2
-    positions = [*range(first_position_id, first_position_id + codes), 0, 0]
+    positions = [*range(first, first + codes), 0, 0]
     edges = {"edge_targets": [1], "edge_sources": [0]}
     return {"input_ids": ids, "position_ids": positions, "node_starts": [0, 1], "node_ends": [1, 2]} | edges

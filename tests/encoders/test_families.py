@@ -95,8 +95,10 @@ def first_loss(trainer) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
 
 @pytest.fixture(scope="module")
 def whole(trainer_of):
-    """Returns loss and gradients of the first batch, with each side padded."""
-    loss, gradients, passes = first_loss(trainer_of(packing="false"))
+    """Returns loss and gradients of the first batch, with each side padded in one pass."""
+    trainer = trainer_of(packing="false")
+    trainer.data_collator.pieces = 1
+    loss, gradients, passes = first_loss(trainer)
     assert passes == 2
     return loss, gradients
 

@@ -11,6 +11,7 @@ from accelerate.utils import convert_outputs_to_fp32
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from soft_trainer import losses
+from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders import encoding
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.encoding import BROADCAST_MASKS, batch_slices, encode, pad, padded_width, score
@@ -111,6 +112,21 @@ def test_packed_equals_padded(name):
     with running(model, packed=True):
         found = loss_and_gradients(model, profile, pack(texts, first=first_position(model)))
     assert len(expected[2]) > 5 and expected[1] > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("length", [12, 24])
+def test_texts_with_data_flow_are_packed_on_a_cpu(rows, tokenizer, model, length):
+    model.eval()
+    profile = make_profile(data_flow_length=8, code_length=length)
+    queries = [tokenizer(row["docstring"])["input_ids"] for row in rows[:5]]
+    codes = [graph_features(row["code"], "python", tokenizer, length, 8) for row in rows[:5]]
+    assert min(len(each["edge_targets"]) for each in codes) < max(len(each["node_starts"]) for each in codes) > 3
+    assert why_padded(model, profile) is None
+    pad_token_id = tokenizer.pad_token_id
+    expected = loss_and_gradients(model, profile, pad(queries, pad_token_id), pad(codes, pad_token_id))
+    with running(model, packed=True):
+        found = loss_and_gradients(model, profile, pack([*queries, *codes], first=first_position(model)))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 

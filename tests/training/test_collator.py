@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 
 from soft_trainer.encoders.encoding import PackingCollator, PaddingCollator
-from soft_trainer.training.collator import PairCollator, divide
+from soft_trainer.encoders.packing import Passes
+from soft_trainer.encoders.static import static_model
+from soft_trainer.training.collator import PIECES, PairCollator, divide, pieces_of
 
 PAD = 1
 LENGTHS = {"query": (3, 30, 3, 17, 9, 30, 1), "code": (40, 200, 41, 8, 100, 9, 1)}
@@ -15,9 +18,9 @@ def texts_of(lengths: dict) -> dict[str, list[np.ndarray]]:
     return {side: [np.arange(10, 10 + length) for length in of_side] for side, of_side in lengths.items()}
 
 
-def collated(collate, lengths: dict, largest: int | None = None, counts: dict | None = None):
+def collated(collate, lengths: dict, largest: int | None = None, counts: dict | None = None, pieces: int = 1):
     """Collates a batch in as many passes as it needs."""
-    collator = PairCollator(collate, {"query": 32, "code": 200}, {"query": 0, "code": 0}, largest)
+    collator = PairCollator(collate, {"query": 32, "code": 200}, {"query": 0, "code": 0}, largest, pieces)
     counts = counts or {side: collator.count(len(of_side)) for side, of_side in lengths.items()}
     return collator(texts_of(lengths), {side: np.array([7]) for side in lengths}, counts)
 
@@ -64,6 +67,17 @@ def test_a_process_without_texts_encodes_a_spare_one(collate):
     inputs = collated(collate, {"query": (), "code": ()})
     assert [each["input_ids"].tolist() for each in inputs.passes] == [[[7]]] * len(inputs.passes)
     assert len(inputs.queries) == len(inputs.codes) == 0
+
+
+def test_a_side_is_padded_in_four_passes_on_a_cpu_unless_the_encoder_is_static(model):
+    cpu, padded = torch.device("cpu"), Passes("for the test")
+    assert pieces_of(padded, cpu, model) == PIECES == 4
+    assert pieces_of(padded, torch.device("cuda"), model) == pieces_of(Passes(None), cpu, model) == 1
+    assert pieces_of(padded, cpu, static_model(50, 8, 1)) == 1
+    lengths = {"query": (250, 10, 240, 12, 9, 245, 11, 8), "code": (3, 4)}
+    inputs = collated(PaddingCollator(PAD), lengths, pieces=PIECES)
+    widths = [each["input_ids"].shape[1] for each in inputs.passes]
+    assert widths == [250, 240, 11, 9, 4, 3]
 
 
 def test_passes_have_texts_of_similar_length_and_differ_in_size_by_one_at_most():

@@ -123,11 +123,14 @@ def test_packed_and_padded_trainings_have_the_same_losses(make):
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-def test_packing_may_change_after_the_constructor(make):
-    trainer = make("mean")
-    assert trainer.passes.packed
-    trainer.args.packing = "false"
-    assert "borders" not in batches_of(trainer)[0].passes[0]
+@pytest.mark.parametrize(("before", "after"), [("false", "true"), ("auto", "false")])
+def test_packing_may_change_after_the_constructor(make, before, after):
+    trainer = make("mean", packing=before, max_steps=1)
+    assert trainer.passes.packed == (before != "false")
+    trainer.args.packing = after
+    trainer.train()
+    assert trainer.passes.packed == (after != "false")
+    assert trainer.run_fingerprint["the forward passes"] == ("packed" if trainer.passes.packed else "padded")
 
 
 def test_the_table_of_settings_says_how_forward_passes_run(make):

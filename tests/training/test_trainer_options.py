@@ -210,7 +210,8 @@ def test_weights_are_logged_whenever_a_loss_is(train, options):
 
 @pytest.mark.parametrize("kind", ["all", "non_padding"])
 def test_tokens_are_counted(trainer_of, kind):
-    trainer = trainer_of(include_num_input_tokens_seen=kind, per_device_train_batch_size=24, max_steps=1)
+    options = {"include_num_input_tokens_seen": kind, "per_device_train_batch_size": 24, "max_steps": 1}
+    trainer = trainer_of(packing="false", **options)  # packed passes have no padding
     trainer.train()
     lengths = sum(int(trainer._tokens(trainer.train_dataset, side).lengths.sum()) for side in ("query", "code"))
     counted = trainer.state.num_input_tokens_seen
