@@ -251,8 +251,8 @@ def _check_base(model: PreTrainedModel, profile: EncoderProfile) -> None:
         saved = load_model(base, profile, revision, trust_remote_code=has_code)
     except UserError as error:
         raise UserError(
-            f"model: the adapter's base cannot be loaded, so the saved adapter could not be either: {error}. To save a "
-            "whole model, set merge_lora=True"
+            f"model: the adapter's base cannot be loaded, so the saved adapter could not be either: {error}. To "
+            "save a whole model, set merge_lora=True"
         ) from error
     if adapters.has_adapter(saved):
         saved = adapters.merge_adapter(saved)
