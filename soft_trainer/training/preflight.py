@@ -263,7 +263,13 @@ def _check_base(model: PreTrainedModel, profile: EncoderProfile) -> None:
     base = adapters.base_name(model)
     revision = model.peft_config[adapters.active_adapter(model)].revision
     has_code = type(model).__module__.startswith("transformers_modules")
-    saved = load_model(base, profile, revision, trust_remote_code=has_code)
+    try:
+        saved = load_model(base, profile, revision, trust_remote_code=has_code)
+    except UserError as error:
+        raise UserError(
+            f"model: the adapter's base cannot be loaded, so the saved adapter could not be either: {error}. To "
+            "save a whole model, set merge_lora=True"
+        ) from error
     if adapters.has_adapter(saved):
         saved = adapters.merge_adapter(saved)
     expected = saved.state_dict()
