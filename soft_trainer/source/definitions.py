@@ -40,7 +40,8 @@ _KEYWORD = (
 )
 _PATTERNS = {
     b"CAPITALS": rb"\b_*[A-Z][A-Z0-9_]+\b(?:[ \t]*\([^()\n]*\))?",
-    b"NAME": rb"[A-Za-z_~][\w:~]*",
+    b"NAME": rb"[A-Za-z_~][\w:~]*(?:<[^<>;{}()]*>)?",
+    b"PREFIX": rb"^([ \t]*(?:template\s*<[^<>;{}]*>\s*|" + _KEYWORD + rb"\s+)*)",
     b"KEYWORD": _KEYWORD,
     b"TYPE": _TYPE,
 }
@@ -51,7 +52,7 @@ _MACROS = (
     rb"(\b(?:class|struct|union|enum|namespace)\s+)(CAPITALS)(?=\s+\w+(?:<[^<>;{}]*>)?(?:\s+final)?\s*(?::(?!:)|\{))",
     rb"(\b(?!KEYWORD)\w+[\s*&>]*[\s*&])(CAPITALS(?:\s+CAPITALS){0,2})(?=\s[\s*&]*NAME\s*\()",  # int API total(
     # API static int total(, API Price total(, API Cart::Cart(
-    rb"^([ \t]*(?:KEYWORD\s+)*)(CAPITALS)(?=\s+(?!const\b)(?:KEYWORD|TYPE|[\w:]+(?:<[^<>;{}]*>)?[\s*&][\s*&]*NAME\s*\("
+    rb"PREFIX(CAPITALS(?:\s+CAPITALS){0,2})(?=\s+(?!const\b)(?:KEYWORD|TYPE|[\w:]+(?:<[^<>;{}]*>)?[\s*&][\s*&]*NAME\s*\("
     rb"|(?:\w+(?:<[^<>;{}]*>)?::)*?(\w+)(?:<[^<>;{}]*>)?::~?\3\s*\())",
     rb"(\b(?!KEYWORD)\w+[\s*&]+(?!KEYWORD|TYPE)\w*[a-z]\w*(?:\[\w*\])?\s+)(CAPITALS)(?=\s*[,)])",  # (int n UNUSED)
     rb"(\)(?:[ \t]*\n[ \t])?[ \t]*(?:const\s+)?)(CAPITALS)(?=\s*\{)",  # int total() API {
