@@ -40,7 +40,8 @@ _KEYWORD = (
 )
 _PATTERNS = {
     b"CAPITALS": rb"\b_*[A-Z][A-Z0-9_]+\b(?:[ \t]*\([^()\n]*\))?",
-    b"NAME": rb"[A-Za-z_~][\w:~]*",
+    b"NAME": rb"[A-Za-z_~][\w:~]*(?:<[^<>;{}()]*>)?",
+    b"PREFIX": rb"^([ \t]*(?:template\s*<[^<>;{}]*>\s*|" + _KEYWORD + rb"\s+)*)",
     b"KEYWORD": _KEYWORD,
     b"TYPE": _TYPE,
 }
@@ -50,13 +51,13 @@ _MACROS = (
     # class API Cart {
     rb"(\b(?:class|struct|union|enum|namespace)\s+)(CAPITALS)(?=\s+\w+(?:<[^<>;{}]*>)?(?:\s+final)?\s*(?::(?!:)|\{))",
     rb"(\b(?!KEYWORD)\w+[\s*&>]*[\s*&])(CAPITALS(?:\s+CAPITALS){0,2})(?=\s[\s*&]*NAME\s*\()",  # int API total(
-    rb"^([ \t]*(?:KEYWORD\s+)*)(CAPITALS)(?=\s+(?!const\b)(?:KEYWORD|TYPE))",  # API static int total(
-    rb"^([ \t]*(?:KEYWORD\s+)*)(CAPITALS)(?=\s+(?!KEYWORD)[\w:]+(?:<[^<>;{}]*>)?[\s*&][\s*&]*NAME\s*\()",
+    # API static int total(, API Price total(, API Cart::Cart(
+    rb"PREFIX(CAPITALS(?:\s+CAPITALS){0,2})(?=\s+(?!const\b)(?:KEYWORD|TYPE|[\w:]+(?:<[^<>;{}]*>)?[\s*&][\s*&]*NAME\s*\("
+    rb"|(?:\w+(?:<[^<>;{}]*>)?::)*?(\w+)(?:<[^<>;{}]*>)?::~?\3\s*\())",
     rb"(\b(?!KEYWORD)\w+[\s*&]+(?!KEYWORD|TYPE)\w*[a-z]\w*(?:\[\w*\])?\s+)(CAPITALS)(?=\s*[,)])",  # (int n UNUSED)
-    rb"^([ \t]*)(CAPITALS)(?=\s+(?:\w+(?:<[^<>;{}]*>)?::)*?(\w+)(?:<[^<>;{}]*>)?::~?\3\s*\()",  # API Cart::Cart(
     rb"(\)(?:[ \t]*\n[ \t])?[ \t]*(?:const\s+)?)(CAPITALS)(?=\s*\{)",  # int total() API {
 )
-_NOT_A_NEWLINE = re.compile(rb"[^\n]")
+_BLANKS = bytes(10 if byte == 10 else 32 for byte in range(256))  # for `bytes.translate`: line breaks stay
 # What a macro can make look like a function: `CHECK(x) if (x) { }`.
 _STATEMENT = re.compile(rb"(?:if|for|while|switch|return|else|catch)\b")
 _REFERENCES = ("reference_declarator", "function_declarator")
@@ -107,7 +108,7 @@ def _without_inner_comments(source: bytes) -> bytes:
             else:
                 harmless = b"/*" not in found[0]
             if not harmless:
-                blank = _NOT_A_NEWLINE.sub(b" ", source[found.start() : at]).replace(b" \n", b"\\\n")
+                blank = source[found.start() : at].translate(_BLANKS).replace(b" \n", b"\\\n")
                 kept += [source[done : found.start()], blank]
                 done = at
     return b"".join([*kept, source[done:]])
@@ -126,18 +127,13 @@ def _macros() -> list[re.Pattern[bytes]]:
 
 def _without_macros(source: bytes) -> bytes:
     """Blanks macros such as `API` in `class API Cart {`, where the grammar finds no class. All positions stay."""
-    code = bytearray(_NO_MACROS.sub(_blank, source))
+    code = bytearray(_NO_MACROS.sub(lambda found: found[0].translate(_BLANKS), source))
     blanked = bytearray(source)
     for pattern in _macros():
         for found in list(pattern.finditer(code)):
             start, end = found.span(2)
-            blanked[start:end] = code[start:end] = _NOT_A_NEWLINE.sub(b" ", found[2])
+            blanked[start:end] = code[start:end] = found[2].translate(_BLANKS)
     return bytes(blanked)
-
-
-def _blank(found: re.Match[bytes]) -> bytes:
-    """Returns as many blanks as were found. Line breaks stay."""
-    return _NOT_A_NEWLINE.sub(b" ", found[0])
 
 
 class Definition(NamedTuple):

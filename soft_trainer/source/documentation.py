@@ -149,7 +149,13 @@ _SECTIONS = (
     "|verbatim|version|warning"
 )
 _SIGN = r"(?<![^\s(])[@\\]"
+# Paragraphs of sections before the description.
+_LEADING_SECTIONS = (
+    rf"\A(?:\s*[@\\](?!(?:code|dot|msc|verbatim)\b)(?:{_SECTIONS})\b.*(?:\n[ \t]*\S.*)*\n[ \t]*(?:\n|\Z))+"
+    r"(?=\s*\S)"
+)
 _DOXYGEN: tuple[Substitution, ...] = (
+    (_LEADING_SECTIONS, ""),
     (rf"{_SIGN}(brief|short)\b\s*", ""),
     (rf"{_SIGN}details\b", "\n\n"),
     (rf"{_SIGN}(?=({_SECTIONS})\b)", "\n@"),

@@ -13,7 +13,8 @@ from refusals import refused
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.mining.history import mine_history
+from soft_trainer.mining.changes import ChangeReader
+from soft_trainer.mining.history import history_language, mine_history
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.evaluation_sets import load_evaluation_sets
 from soft_trainer.source.definitions import parse
@@ -376,3 +377,17 @@ def test_ten_thousand_commits_take_a_few_minutes(tmp_path):
     started = time.process_time()
     mine(tmp_path)
     assert time.process_time() - started < 18  # 10,000 commits in three minutes, on one core
+
+
+def test_a_header_in_cpp_is_in_a_history_of_cpp_and_not_of_c(tmp_path):
+    repository = Repository(tmp_path / "repository")
+    header = "namespace shop {\nint total(int a) {\n  return a + 1;\n}\n}\n"
+    files = {"shop.h": header, "till.h": "class Till;\n", "plain.h": "int a;\n"}
+    commit = str(repository.commit("Add up the prices of the cart", files))
+    assert history_language(repository.path) == "cpp"
+    found = {}
+    for language in ("c", "cpp"):
+        found[language] = [
+            row["func_name"] for row in ChangeReader(repository.path, [language]).read(commit).functions
+        ]
+    assert found == {"c": [], "cpp": ["shop.total"]}

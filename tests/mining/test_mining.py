@@ -23,7 +23,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders.packaged import located
 from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import assign_splits, package_names
-from soft_trainer.mining.tree import each_in_order, mine, mine_to, mining_table
+from soft_trainer.mining.tree import each_in_order, mine, mine_to, mining_table, tree_language
 
 
 def python_tree(folder, packages=12):
@@ -331,3 +331,38 @@ def test_a_worker_does_not_collect_what_it_inherits(tmp_path):
         gc.enable()
     gc.collect()
     assert path.read_text() == f"{os.getpid()}\n"
+
+
+def cpp_tree(folder):
+    """Writes a tree with a class in C++ that is documented in its header, and a header in C."""
+    for name in ("cart", "shop", "till"):
+        head = f"namespace {name} {{\nclass Box {{\n public:\n"
+        declared = (
+            "  /// Adds up all prices in a box.\n  int total(int start);\n  /// Sells one.\n  int sell(int a);\n"
+        )
+        overload = "  int sell(float a);\n"
+        empty = f"  /** Says whether nothing is inside. */\n  bool empty() {{\n    return {name}_a;\n  }}\n}};\n}}\n"
+        bodies = (
+            f"namespace {name} {{\nint Box::total(int start) {{\n  return start + {len(name)} * {name}_price;\n}}\n"
+            f"int Box::sell(int a) {{\n  return a * {name}_a;\n}}\n"
+            f"int Box::sell(float a) {{\n  return a / {name}_b - 1;\n}}\n}}\n"
+        )
+        folder.joinpath(name).mkdir(parents=True)
+        folder.joinpath(name, "box.h").write_text(head + declared + overload + empty)
+        folder.joinpath(name, "box.cpp").write_text(bodies)
+    folder.joinpath("plain.h").write_text("/** Adds one to a number. */\nint add(int a)\n{\n  return a + 1;\n}\n")
+    return folder
+
+
+def test_headers_in_cpp_are_mined_and_prototypes_have_the_documentation(tmp_path):
+    tree = cpp_tree(tmp_path / "tree")
+    assert tree_language(tree) == "cpp"
+    mined = mine(tree, "cpp", num_workers=1)
+    pairs = {row["func_name"]: row for split in ("train", "valid", "test") for row in mined.rows[split]}
+    names = [f"{name}.Box.{function}" for name in ("cart", "shop", "till") for function in ("empty", "total")]
+    assert sorted(pairs) == names  # `sell` has two definitions
+    assert pairs["cart.Box.total"]["docstring"] == "Adds up all prices in a box."
+    assert pairs["cart.Box.total"]["path"] == "cart/box.cpp"
+    assert mined.functions["undocumented"] == 6 and mined.files["other language"] == 1
+    without = mine(tree, "cpp", num_workers=1, codebase=False)
+    assert without.rows == {split: mined.rows[split] for split in without.rows}

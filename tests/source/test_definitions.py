@@ -19,6 +19,8 @@ NAMES = [
     ("cpp", "LIB_API std::string total(int a) { return a; }\n", ["total"]),
     ("cpp", "int Cart::total() const\n    REQUIRES(mutex) {\n  return 1;\n}\n", ["Cart.total"]),
     ("cpp", "API Cart::Cart(int a) : a(a) {}\nAPI shop::Cart<T>::~Cart() {}\n", ["Cart.Cart", "shop.Cart.~Cart"]),
+    ("cpp", "API(a) INLINE Packet total(int a) { return a; }\n", ["total"]),
+    ("cpp", "template <> API Packet total<Packet>(int a) { return a; }\n", ["total"]),
     ("cpp", "TEST_F(CartTest, Total) { int a; }\nclass CART { CART(int); };\n", ["CartTest.Total", "CART"]),
     ("cpp", "struct CART cart(int a) { return {}; }\n", ["cart"]),
     ("c", "PUBLIC int CALL total(int count UNUSED, char *name UNUSED) { return 1; }\n", ["total"]),

@@ -280,6 +280,8 @@ def test_functions_of_one_name_are_all_rows_whatever_the_others_are_called():
         ("c", "@brief Reads the header.\n@param[in] x a number", "Reads the header."),
         ("c", r"\brief Reads \p size bytes. \param size a number \return bytes", "Reads size bytes."),
         ("c", "\\fn int read(int)\n\\ingroup io\n\nReads it.\n\\details Slowly.", "Reads it."),
+        ("cpp", "\\returns the sum\n  of all\n\n\\sa other\n\nAdds numbers.\n\nMore.", "Adds numbers."),
+        ("cpp", "\\returns the sum\n\n\\param a a number", ""),
         ("c", "@brief Reads\n  two lines.\n\nMore.", "Reads two lines."),
         (
             "cpp",
