@@ -107,7 +107,10 @@ class _Keeper:
         self._start_encoder()
         started = time.monotonic()
         if self.update and started >= self.next_check:
+            database = self.index.database
             self.index.refresh(encode=False)
+            if self.index.database is not database:  # it was deleted and made again, without commits
+                self.commits_read = -1
             self._remember()
             self.work.set()
             ended = time.monotonic()
