@@ -394,16 +394,20 @@ class CodeIndex:
         If the index has been deleted, indexes the words again.
         """
         try:
-            if (self.index_dir / store.DATABASE).is_file():
-                self._update_words(progress=True, wait=False)
-            else:
+            if self.is_deleted():
                 self._make_again()
+            else:
+                self._update_words(progress=True, wait=False)
         except UserError as error:
             self.notify(f"the index was not updated: {error}")
         rate = self._embeddings.get("rate", vectors.SLOW_RATE)
         if encode and self.model and vectors.unencoded(self.database) <= MAX_WAIT * rate:
             with suppress(UserError):  # the search reports the error
                 self.encode(wait=False)
+
+    def is_deleted(self) -> bool:
+        """Returns True if the index has been deleted since it was opened."""
+        return not (self.index_dir / store.DATABASE).is_file()
 
     def _make_again(self) -> None:
         """Replaces the database of an index that has been deleted. Its settings are lost."""

@@ -129,8 +129,6 @@ def test_an_index_that_is_deleted_is_made_again(tree, stub, monkeypatch):
     until(served.keepers[0].loaded.is_set)
     shutil.rmtree(index.index_dir)
     monkeypatch.setattr(served.keepers[0], "next_check", time.monotonic() + 60)
-    assert served.search("parse qqqq", 5)[0]  # from the open database, until the next look for changed files
-    monkeypatch.setattr(served.keepers[0], "next_check", 0.0)
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
     results, notices = served.search("brand_new", 5)
     assert results[0].path == "new.py"
