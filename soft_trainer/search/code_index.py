@@ -389,15 +389,35 @@ class CodeIndex:
         return name, truncate_dim
 
     def refresh(self, encode: bool = True) -> None:
-        """Updates the words before a search. Also updates the embeddings if that takes at most a second."""
+        """Updates the words before a search. Also updates the embeddings if that takes at most a second.
+
+        If the index has been deleted, indexes the words again.
+        """
         try:
-            self._update_words(progress=True, wait=False)
+            if self.is_deleted():
+                self._make_again()
+            else:
+                self._update_words(progress=True, wait=False)
         except UserError as error:
             self.notify(f"the index was not updated: {error}")
         rate = self._embeddings.get("rate", vectors.SLOW_RATE)
         if encode and self.model and vectors.unencoded(self.database) <= MAX_WAIT * rate:
             with suppress(UserError):  # the search reports the error
                 self.encode(wait=False)
+
+    def is_deleted(self) -> bool:
+        """Returns True if the index has been deleted since it was opened."""
+        return not (self.index_dir / store.DATABASE).is_file()
+
+    def _make_again(self) -> None:
+        """Replaces the database of an index that has been deleted. Its settings are lost."""
+        with self.lock:
+            made = CodeIndex.build(self.root, self.index_dir, words_only=True)
+            self.database.close()
+            self.database = made.database
+            self.encoders.clear()
+            self._cached_version = None
+            self.notify(f"{self.index_dir} was deleted; the index was made again, with the default settings")
 
     def command(self, *options: str) -> str:
         """Returns the shell command that updates this index."""
@@ -414,7 +434,8 @@ class CodeIndex:
         for _ in range(24):
             word = letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))
             texts.append("".join(word))
-        embeddings = self._encoder(self.model, self.truncate_dim, self._runtime).encode(texts, "query")
+        state = snapshot.state
+        embeddings = self._encoder(state["model"], state["truncate_dim"], self._runtime).encode(texts, "query")
         similarity = [snapshot.similarity(embedding) for embedding in embeddings]
         snapshot.noise = float(np.nanmax(similarity))
         return snapshot.noise

@@ -162,6 +162,7 @@ class Search:
             if len(queries) > 1:
                 scores = fuse(each, queries, named_files(query, view.segments), view.segments, allowed)
             if not (scores.matched or any(view.stands_out(similarity, part.chunks) for part in view.parts)):
+                self.members[0].notify("no word of the query is in the index")
                 return []
             self.ranked_by = view.ranked_by(similarity, votes)
             return view.best(queries[-1], scores, similarity, allowed, limit, votes)

@@ -107,7 +107,9 @@ def test_update_reads_only_what_changed(index, tree, monkeypatch):
     assert index.database.execute("SELECT id, path FROM files ORDER BY id").fetchall() == numbers
     read = []
     original = updating.read_batch
-    monkeypatch.setattr(updating, "read_batch", lambda root, known: read.extend(known) or original(root, known))
+    monkeypatch.setattr(
+        updating, "read_batch", lambda root, known, **options: read.extend(known) or original(root, known)
+    )
     change = {"src/shop/dates.py": "def parse_time(text):\n    return text\n", "new.py": "def brand_new(): pass\n"}
     write_tree(tree, change)
     (tree / "README.md").unlink()

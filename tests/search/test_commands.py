@@ -114,7 +114,7 @@ def test_nothing_found_is_exit_code_1(command, tree):
     assert command("search", "--folder", tree, "brand_new", "--no_update", "--name", "brand_new")[0] == 1
     assert command("search", "--folder", tree, "brand_new")[1].startswith("new.py:1")
     code, out, err = command("search", "--folder", tree, "zzzzzz")
-    assert (code, out, err.strip()) == (1, "", "nothing found")
+    assert (code, out, err.strip()) == (1, "", "no word of the query is in the index\nnothing found")
     assert command("search", "--folder", tree, "zzzzzz", "--json")[:2] == (1, "")
     err = command("search", "--folder", tree, "server", "--language", "markdown")[2]
     assert err.strip() == "nothing found with --language markdown"

@@ -16,10 +16,13 @@ from pathlib import Path
 from soft_trainer.errors import UserError
 from soft_trainer.search.index.store import cache_dir
 from soft_trainer.source.repositories import common_dir, git_dir, repository_of
+from soft_trainer.source.source_files import read_regular
 
 SECONDS = 10.0  # if git takes longer, it counts as failed
 # A path that begins with a slash, or that has the part `.`, `..` or "".
 _LEADS_OUT = re.compile(r"(?:\A|[/\0])(?:\.{0,2}/|\.{1,2}\0)")
+_SHA256 = re.compile(rb"^\s*objectformat\s*=\s*\"?sha256", re.IGNORECASE | re.MULTILINE)
+_MAX_CONFIG_BYTES = 1_000_000
 _SIGNS = ("\0/", "//", "./", ".\0")  # every output with such a path has one of them, and looking for them is faster
 _LISTED = ("--sparse", "--cached", "--others")
 _IGNORED = ("--others", "--ignored", "--directory")
@@ -84,7 +87,16 @@ def _ls_files(top: str, folder: str, options: tuple[str, ...]) -> list[str] | No
 def _run_git(top: str, folder: str, words: list[str], variables: dict[str, str]) -> list[str] | None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", **variables}
-    command = ["git", f"--git-dir={_empty_repository()}", f"--work-tree={top}", "-C", folder, "ls-files", "-z", *words]
+    command = [
+        "git",
+        f"--git-dir={_empty_repository(_uses_sha256(top))}",
+        f"--work-tree={top}",
+        "-C",
+        folder,
+        "ls-files",
+        "-z",
+        *words,
+    ]
     quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=SECONDS, **quiet)
     if run.returncode:
@@ -97,13 +109,24 @@ def _run_git(top: str, folder: str, words: list[str], variables: dict[str, str])
     return paths
 
 
-def _empty_repository() -> Path:
+def _uses_sha256(top: str) -> bool:
+    """Returns True if a repository's index has hashes of SHA-256, which git misreads in a repository with SHA-1."""
+    config = read_regular(os.path.join(common_dir(top), "config"), _MAX_CONFIG_BYTES)
+    return not isinstance(config, str) and _SHA256.search(config) is not None
+
+
+def _empty_repository(sha256: bool) -> Path:
     """Returns a bare repository without objects in the user's cache. Creates the repository if it does not exist.
 
     Raises:
         UserError: the cache cannot be written to.
     """
-    place = cache_dir() / "empty.git"
+    name = "empty.git"
+    config = "[core]\n\trepositoryformatversion = 0\n\tbare = true\n"
+    if sha256:
+        name = "empty-sha256.git"
+        config = "[core]\n\trepositoryformatversion = 1\n\tbare = true\n[extensions]\n\tobjectformat = sha256\n"
+    place = cache_dir() / name
     if place.is_dir():
         return place
     try:
@@ -113,7 +136,7 @@ def _empty_repository() -> Path:
             for name in ("objects", "refs"):
                 (repository / name).mkdir(parents=True)
             (repository / "HEAD").write_text("ref: refs/heads/main\n")
-            (repository / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = true\n")
+            (repository / "config").write_text(config)
             try:
                 repository.rename(place)
             except OSError:

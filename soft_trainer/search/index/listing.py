@@ -20,7 +20,7 @@ from soft_trainer.source.source_files import MAX_DEPTH, SKIPPED_FOLDERS
 
 _REPOSITORIES = frozenset(".git .hg .svn .bzr .jj".split())
 _SECRETS = """.env .env.* .env-* .env_* *.env .envrc *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore
-    *.keytab *.kdbx *.ppk *.gpg *.asc id_rsa* id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd
+    *.keytab *.kdbx *.ppk *.gpg id_rsa* id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd
     .git-credentials credentials *credentials.json client_secret*.json kubeconfig .dockercfg *.tfstate
     *.tfstate.backup *.tfvars secrets.yml secrets.yaml secrets.json secrets.toml"""
 _SECRET, _HARMLESS = (
@@ -32,7 +32,7 @@ _SECRET_PATHS = ("/.docker/config.json", "/.kube/config")
 _KINDS = {
     "lock file": ("package-lock.json", "npm-shrinkwrap.json", "pnpm-lock.yaml", "go.sum", ".lock"),
     "minified": (".min.js", ".min.css", ".min.mjs", ".min.html", ".js.map", ".css.map"),
-    "translation": (".po", ".pot", ".mo", ".xlf", ".xliff"),
+    "translation": (".po", ".pot", ".xlf", ".xliff"),
     "snapshot": (".snap", ".ambr"),
     "data": (".csv", ".tsv", ".jsonl", ".ndjson", ".geojson", ".svg", ".parquet"),
 }
@@ -62,11 +62,13 @@ class Listing:
     A skipped path that ends with a slash stands for a whole folder. Files that git ignores are not listed at all.
 
     Attributes:
+        included: the files that an `include` pattern matches.
         without_git: True if git is missing or failed, so ignore files had no effect.
     """
 
     files: dict[str, Stat] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    included: set[str] = field(default_factory=set)
     without_git: bool = False
 
 
@@ -134,6 +136,8 @@ class _Lister:
             against = self._reason_against(folder)
         if against and (against not in _OVERRIDDEN or not _matches(path, self.include_deep)):
             return False
+        if self.include and _matches(path, self.include):
+            self.listing.included.add(path)
         try:
             status = os.lstat(f"{self.root}/{path}")
         except (FileNotFoundError, NotADirectoryError):  # still tracked
@@ -231,7 +235,7 @@ class _Lister:
             return "secret"
         if self.exclude and _matches(path, self.exclude):
             return "excluded"
-        if ordinary or (self.include and _matches(path, self.include)):
+        if ordinary or path in self.listing.included:
             return ""
         return _kind(name.lower(), status.st_size)
 

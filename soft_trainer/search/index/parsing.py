@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
@@ -61,12 +61,13 @@ class Batch:
     count: np.ndarray | None = None
 
 
-def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
+def read_batch(root: str, known: Mapping[str, tuple | None], included: Collection[str] = ()) -> Batch:
     """Reads files, splits them into chunks and counts their terms.
 
     Args:
         root: the indexed folder.
         known: the files to read, as paths mapped to (digest, language) from the index, or to None for a new file.
+        included: files to read even if they are minified.
     """
     batch = Batch()
     numbers = defaultdict(count().__next__)
@@ -74,7 +75,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
     sizes: list[int] = []
     numbers_of = cache(lambda word: [numbers[one] for one in terms(word)])
     for path, as_indexed in known.items():
-        read = read_source(root, path)
+        read = read_source(root, path, path in included)
         if isinstance(read, str):
             batch.skipped[path] = read
             continue
@@ -117,8 +118,12 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
     return batch
 
 
-def read_source(root: str, path: str) -> tuple[bytes, str] | str:
-    """Returns a file's text and language, or the reason to skip the file."""
+def read_source(root: str, path: str, included: bool = False) -> tuple[bytes, str] | str:
+    """Returns a file's text and language, or the reason to skip the file.
+
+    Args:
+        included: True to read the file even if it is minified.
+    """
     full = os.path.join(root, path)
     language = ""
     if is_notebook(path):
@@ -131,7 +136,7 @@ def read_source(root: str, path: str) -> tuple[bytes, str] | str:
             return f"over {MAX_FILE_BYTES:,} bytes"
     else:
         source = read_regular(full, MAX_FILE_BYTES)
-    source = readable(source, path)
+    source = readable(source, path, minified=included)
     if isinstance(source, str):
         return source
     return source, language or language_of(path, source)

@@ -21,6 +21,7 @@ import numpy as np
 from soft_trainer.search.index import store
 from soft_trainer.search.index.listing import Listing, Stat, list_tree
 from soft_trainer.search.index.parsing import Batch, read_batch
+from soft_trainer.source.source_files import MINIFIED
 from soft_trainer.terminal import Progress
 
 BATCH_FILES = 64
@@ -59,6 +60,8 @@ def find_changes(database: sqlite3.Connection, folder: str, patterns: dict[str, 
             by_name[path] = why
         elif why in _UNSTABLE and os.access(os.path.join(folder, path), os.R_OK):
             known[path] = None  # a change of permissions changes neither size nor time
+        elif why == MINIFIED and path in listing.included:
+            known[path] = None  # the pattern is new
         else:
             known[path] = (size, time)
     changed = []
@@ -82,7 +85,8 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
     vocabulary = defaultdict(count().__next__)
     batches: list[Batch] = []
     postings = 0
-    for batch in _read_all(folder, {path: indexed.get(path) for path in changes.changed}, progress):
+    files = {path: indexed.get(path) for path in changes.changed}
+    for batch in _read_all(folder, files, changes.listing.included, progress):
         # From here on, all batches share one vocabulary.
         numbers = [vocabulary[term] for term in batch.vocabulary]
         batch.term = np.array(numbers, np.int32)[batch.term]
@@ -104,7 +108,7 @@ def tidy(database: sqlite3.Connection) -> None:
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
-def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> Iterator[Batch]:
+def _read_all(folder: str, files: dict[str, tuple | None], included: set[str], progress: bool) -> Iterator[Batch]:
     """Reads files in batches, using several processes if there are many files."""
     rows = list(files.items())
     batches = [dict(rows[start : start + BATCH_FILES]) for start in range(0, len(rows), BATCH_FILES)]
@@ -116,7 +120,7 @@ def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> It
             run = stack.enter_context(multiprocessing.get_context("fork").Pool(workers, _start_worker)).imap
         # Importing the progress bar takes 50 ms, and a search should not wait for it.
         bar = stack.enter_context(Progress("Indexing", len(files), "file")) if progress and many else None
-        for names, batch in zip(batches, run(partial(read_batch, folder), batches), strict=True):
+        for names, batch in zip(batches, run(partial(read_batch, folder, included=included), batches), strict=True):
             if bar:
                 bar.update(len(names))
             yield batch

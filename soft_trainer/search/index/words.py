@@ -11,6 +11,10 @@ from soft_trainer.source.names import identifier_words
 WORD = re.compile(r"\w+")  # identifiers stay whole: `self.parse_url` gives `self` and `parse_url`
 # Longer words without `_` are usually hashes or encoded data.
 MAX_WORD = 64
+# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese kana, and Chinese characters.
+_UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+")
+_RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 # These words say nothing about the code, but would get a high weight, because they are rare in code.
 STOP_WORDS = frozenset(
     """a an and any are as at be been but by can could did do does for from had has have how i in into is it its
@@ -33,16 +37,42 @@ def source_words(source: bytes) -> list[str]:
 
 @lru_cache(maxsize=50_000)
 def terms(word: str) -> tuple[str, ...]:
-    """Returns a word's terms: the stemmed parts and, if there are several parts, the stem of the whole word.
+    """Returns a word's terms: its parts and, if an identifier has several parts, the stem of the whole word.
 
     The whole word is lower-cased without underscores, so `parse_url`, `parseUrl` and `ParseURL` have the same terms.
     """
-    if len(max(word.split("_"), key=len)) > MAX_WORD:
+    found = parts(word)
+    if len(found) < 2 or is_unspaced(word):
+        return found
+    return (stem(whole(word)), *found)
+
+
+def parts(word: str) -> tuple[str, ...]:
+    """Returns the stemmed parts of an identifier, or a word's stem.
+
+    In a script without spaces, a "word" may be a whole sentence. Its parts are all pairs of adjacent characters.
+    """
+    spaced = word
+    if not word.isascii():
+        spaced = _UNSPACED_RUN.sub("_", word)
+    if len(max(spaced.split("_"), key=len)) > MAX_WORD:
         return ()
-    parts = [stem(part) for part in identifier_words(word)]
-    if len(parts) < 2:
-        return tuple(parts)
-    return (stem(whole(word)), *parts)
+    found = []
+    for part in identifier_words(word):
+        if part.isascii():
+            found.append(stem(part))
+            continue
+        for run in _RUN.findall(part):
+            if len(run) > 2 and is_unspaced(run):
+                found += [run[start : start + 2] for start in range(len(run) - 1)]
+            else:
+                found.append(stem(run))
+    return tuple(found)
+
+
+def is_unspaced(text: str) -> bool:
+    """Returns True if a text has characters of a script without spaces between words."""
+    return not text.isascii() and _UNSPACED_RUN.search(text) is not None
 
 
 def telling_terms(text: str) -> list[str]:

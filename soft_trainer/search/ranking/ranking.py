@@ -17,7 +17,7 @@ import numpy as np
 from soft_trainer.search.index.chunks import CLASS, LINES
 from soft_trainer.search.index.parsing import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
 from soft_trainer.search.index.store import TRAITS, Segments
-from soft_trainer.search.index.words import STOP_WORDS, WORD, stem, terms, whole
+from soft_trainer.search.index.words import STOP_WORDS, WORD, is_unspaced, stem, terms, whole
 from soft_trainer.source.names import identifier_words
 
 # The usual parameters of BM25.
@@ -94,7 +94,7 @@ def parse_query(text: str) -> Query:
     typed = WORD.findall(text)
     known = set(islice(dict.fromkeys(typed), MAX_WORDS))
     typed = [word for word in typed if word in known]
-    symbol = len(typed) < 2 or bool(_SYMBOL.fullmatch(text.strip()))
+    symbol = (len(typed) < 2 or bool(_SYMBOL.fullmatch(text.strip()))) and not is_unspaced(text)
     telling = [word for word in typed if word.lower() not in STOP_WORDS] or typed
     if symbol:
         telling = typed  # `Query.all`: no part of a name is a stop word, and `Parser.Parser` is a constructor

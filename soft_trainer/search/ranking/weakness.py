@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from soft_trainer.search.index.words import stem, telling_terms, terms, whole
+from soft_trainer.search.index.words import parts, stem, telling_terms, whole
 from soft_trainer.search.ranking.ranking import Query, Scores
 from soft_trainer.search.ranking.results import Commit
 
@@ -54,17 +54,11 @@ def count_found(words: Sequence[str], contains: Callable[[str], bool]) -> tuple[
             some = words[start : start + size]
             joined = contains(stem("".join(map(whole, some))))
             for word in some:
-                for part in _parts(word):
+                for part in parts(word):
                     if part not in found:
                         found[part] = contains(part)
                     found[part] |= joined
     return sum(found.values()), len(found)
-
-
-def _parts(word: str) -> Sequence[str]:
-    """Returns an identifier's stemmed parts, or a word's stem."""
-    known = terms(word)
-    return known[1:] or known
 
 
 def _is_in(number: int, ascending: np.ndarray) -> bool:

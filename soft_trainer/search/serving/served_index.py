@@ -103,11 +103,17 @@ class _Keeper:
         return [f"new chunks are not encoded: {self.problem}"] if self.problem else []
 
     def refresh(self) -> None:
-        """Reads changed files, unless the last check was recent, because checking a large tree is slow."""
+        """Reads changed files, unless the last check was recent, because checking a large tree is slow.
+
+        An index that has been deleted is made again at once.
+        """
         self._start_encoder()
         started = time.monotonic()
-        if self.update and started >= self.next_check:
+        if self.update and (started >= self.next_check or self.index.is_deleted()):
+            database = self.index.database
             self.index.refresh(encode=False)
+            if self.index.database is not database:  # it was deleted and made again, without commits
+                self.commits_read = -1
             self._remember()
             self.work.set()
             ended = time.monotonic()

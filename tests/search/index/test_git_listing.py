@@ -26,7 +26,9 @@ def home(tmp_path, monkeypatch):
 
 
 def git(folder, *words):
-    subprocess.run(["git", *PERSON, "-C", str(folder), *words], check=True, capture_output=True)
+    """Runs git and returns what it prints."""
+    command = ["git", *PERSON, "-C", str(folder), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
@@ -159,6 +161,26 @@ def test_a_repository_runs_nothing_and_is_listed(repository, tmp_path, make):
     listing = list_tree(str(repository))
     assert set(listing.files) - {".gitignore"} == expected and not listing.without_git
     assert not (tmp_path / "owned").exists()
+
+
+def test_a_repository_with_sha256_is_listed_as_git_lists_it(tmp_path):
+    files = {"a.py": "x", "kept.log": "x", ".gitignore": "*.log\n", "b/lost.log": "x", "b/new.py": "x"}
+    tree = write_tree(tmp_path / "tree", files)
+    git(tree, "init", "-q", "--object-format=sha256")
+    git(tree, "add", "-f", "a.py", "kept.log")
+    names = git(tree, "ls-files", "--cached", "--others", "--exclude-standard").split()
+    assert set(list_tree(str(tree)).files) == set(names) == {"a.py", "kept.log", ".gitignore", "b/new.py"}
+    assert set(list_tree(str(tree / "b")).files) == {"new.py"}
+
+
+def test_the_commits_of_a_repository_with_sha256_are_not_read_and_a_line_says_why(tmp_path):
+    tree = write_tree(tmp_path / "tree", {"a.py": "def parse():\n    return 1\n"})
+    git(tree, "init", "-q", "--object-format=sha256")
+    git(tree, "add", "-A")
+    git(tree, "commit", "-qm", "Add a parser of dates")
+    index = CodeIndex.build(tree)
+    assert "libgit2 reads only repositories with SHA-1; index with history=False" in index.notices[0]
+    assert CodeIndex.build(tree, history=False).notices == [] and index.search("parse")[0].path == "a.py"
 
 
 def test_a_partial_clone_with_a_sparse_index_runs_nothing_and_fetches_nothing(tmp_path):

@@ -314,3 +314,49 @@ def test_most_files_are_judged_by_one_expression(tmp_path, monkeypatch):
     monkeypatch.setattr(listing, "_reason_against_name", lambda name: asked.append(name) or "")
     list_tree(str(tree))
     assert sorted(asked) == ["d.lock", "id_rsa.py"]
+
+
+PARAGRAPH = "A paragraph of prose is one long line in many books and manuals. " * 8 + "\n\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "reason"),
+    [
+        ("book/chapter.asc", "= Branches\n\n" + PARAGRAPH * 60, ""),  # AsciiDoc
+        ("book/chapter.asciidoc", PARAGRAPH * 60, ""),
+        ("book/chapter.org", PARAGRAPH * 60, ""),
+        ("LICENCE", PARAGRAPH * 60, ""),
+        ("keys/ann.asc", f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n{KEY}\n", "secret"),
+        ("keys/public.asc", f"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n{KEY}\n", ""),
+        ("Electrical/Analog.mo", "model Resistor\n  Real r;\nend Resistor;\n", ""),  # Modelica
+        ("locale/de.mo", b"\xde\x12\x04\x95\0\0\0\0", "binary"),
+        ("Lib/venv/__init__.py", "def create(folder):\n    return folder\n", ""),
+        ("web/all.js", "f();" * 50_000, "minified"),
+        ("web/all.css", "a{b:c}" * 5_000, "minified"),
+    ],
+)
+def test_what_a_file_is_decides_and_not_its_name(tmp_path, path, text, reason):
+    tree = write_tree(tmp_path / "tree", {path: text, "a.py": "x = 1"})
+    expected = {path: reason} if reason else {}
+    assert CodeIndex.build(tree).skipped() == expected
+
+
+def test_a_virtual_environment_is_known_by_its_file(tmp_path):
+    files = {"env/pyvenv.cfg": "home = /usr", "env/bin/run.py": "x", "venv/a.py": "x", "a.py": "x"}
+    assert skipped(write_tree(tmp_path / "tree", files)) == {"env/": "vendored"}
+
+
+def test_an_include_pattern_wins_over_all_but_secrets(tmp_path):
+    files = {
+        "web/all.js": "f();" * 50_000,
+        "web/b.min.js": "function find_cart() {}" * 5_000,
+        "web/key.js": f"const key = `{HEADER}\n{KEY}`;\n",
+        "web/.env": "TOKEN=1",
+        "data.csv": "a,b\n",
+    }
+    tree = write_tree(tmp_path / "tree", files)
+    index = CodeIndex.build(tree)
+    assert set(index.skipped()) == set(files)
+    index = CodeIndex.build(tree, include=["web/*", "*.csv"])
+    assert index.skipped() == {"web/key.js": "secret", "web/.env": "secret"}
+    assert index.search("find_cart")[0].path == "web/b.min.js"

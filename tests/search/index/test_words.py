@@ -4,7 +4,7 @@ import pytest
 from trees import write_tree
 
 from soft_trainer.search.index.parsing import read_batch
-from soft_trainer.search.index.words import WORD, source_words, stem, terms
+from soft_trainer.search.index.words import WORD, parts, source_words, stem, terms
 
 FORMS = """validate validates validated validating validator validators validation
     parse parses parsed parsing parser parsers
@@ -34,6 +34,27 @@ def test_identifiers_are_found_whole_and_by_their_parts():
     assert set(terms("parse_url")[1:]) == {stem("parse"), stem("url")}
     assert set(terms("HTTPServer2")[1:]) == {"http", stem("server"), "2"}
     assert terms("größe") == ("größe",) and terms("日付") == ("日付",)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("日付を解析", ["日付", "付を", "を解", "解析"]),
+        ("解析", ["解析"]),
+        ("的", ["的"]),
+        ("カート", ["カー", "ート"]),
+        ("Python的列表", ["python", "的列", "列表"]),
+        ("解析URL", ["解析", "url"]),
+        ("날짜를", ["날짜를"]),  # Korean has spaces
+    ],
+)
+def test_a_script_without_spaces_is_read_by_pairs(word, expected):
+    assert list(parts(word)) == expected
+    assert set(expected) <= set(terms(word))
+
+
+def test_a_sentence_without_spaces_is_no_hash():
+    assert len(terms("文字" * 100)) == 199
 
 
 def test_hashes_are_no_terms_and_long_names_are():

@@ -283,3 +283,38 @@ def test_a_filter_for_tests(tmp_path):
     assert paths[None] == paths[""] == paths["only"] | paths["no"]
     with refused("tests='none': expected only or no"):
         index.search("price", tests="none")
+
+
+DOCUMENTED = {
+    "dates.py": 'def parse_date(text):\n    """将字符串解析为日期对象。"""\n    return text\n',
+    "cart.py": "def total(items):\n    # 计算购物车中所有商品的总价\n    return sum(items)\n",
+    "retry.py": "def repeat(send):\n    # 失敗したら送信を再試行する\n    return send()\n",
+    "cache.py": "def clear(cache):\n    # キャッシュを空にする\n    cache.clear()\n",
+    "docs/connection.md": "# การเชื่อมต่อ\n\nปิดการเชื่อมต่อฐานข้อมูล\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "path"),
+    [
+        ("解析日期", "dates.py"),
+        ("怎么把字符串解析成日期", "dates.py"),
+        ("购物车总价", "cart.py"),
+        ("送信の再試行", "retry.py"),
+        ("失敗したときに再試行する", "retry.py"),
+        ("キャッシュを消す", "cache.py"),
+        ("ปิดการเชื่อมต่อ", "docs/connection.md"),
+    ],
+)
+def test_a_query_without_spaces_finds_parts_of_a_text_without_spaces(tmp_path, query, path):
+    index = CodeIndex.build(write_tree(tmp_path / "tree", DOCUMENTED))
+    first = index.search(query)[0]
+    assert first.path == path and not first.weak
+    weak = index.search("删除日期")  # only 日期 is known
+    assert [(result.path, result.weak) for result in weak] == [("dates.py", True)]
+
+
+def test_a_query_of_which_nothing_is_known_finds_nothing_and_says_so(tmp_path):
+    index = CodeIndex.build(write_tree(tmp_path / "tree", DOCUMENTED))
+    assert index.search("压缩图像") == []
+    assert index.notices == ["no word of the query is in the index"]

@@ -1,5 +1,6 @@
 """A served index notices changes, and no search waits for an encoder."""
 
+import shutil
 import threading
 import time
 
@@ -120,3 +121,17 @@ def test_a_tree_is_looked_at_for_a_tenth_of_the_time_and_every_five_seconds(tree
         assert looked == [last - took]
         clock[0] = last + wait
         looked.clear()
+
+
+def test_an_index_that_is_deleted_is_made_again(tree, stub, monkeypatch):
+    index = CodeIndex.build(tree, model="stub")
+    served = ServedIndex(Search([CodeIndex.open(index.index_dir)]))
+    until(served.keepers[0].loaded.is_set)
+    shutil.rmtree(index.index_dir)
+    monkeypatch.setattr(served.keepers[0], "next_check", time.monotonic() + 60)
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    results, notices = served.search("brand_new", 5)
+    assert results[0].path == "new.py"
+    assert notices[0] == f"{index.index_dir} was deleted; the index was made again, with the default settings"
+    monkeypatch.setattr(served.keepers[0], "next_check", 0.0)
+    assert served.search("brand_new", 5)[0][0].path == "new.py"
