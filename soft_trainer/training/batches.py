@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -267,6 +268,11 @@ class TrainBatches(Dataset):
             collated = self.collator.side([tokens[int(row)] for row in encoded], passes, side)
             sides[side] = Side(collated.chunks, collated.order[: len(own)])
         return sides
+
+
+def ignore_interrupts(worker: int) -> None:
+    """Makes a data worker ignore Ctrl-C, which reaches all processes of a terminal. The trainer ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def relevant_codes(split: Split, profile: EncoderProfile) -> RelevantCodes:
