@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -262,6 +263,11 @@ class TrainBatches(Dataset):
     def _tokens(self, side: str, rows: np.ndarray) -> list:
         """Returns the tokens of queries or functions."""
         return [self.tokens[side][int(row)] for row in rows]
+
+
+def ignore_interrupts(worker: int) -> None:
+    """Makes a data worker ignore Ctrl-C, which reaches all processes of a terminal. The trainer ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def relevant_codes(split: Split, profile: EncoderProfile) -> RelevantCodes:

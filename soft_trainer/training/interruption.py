@@ -189,8 +189,3 @@ class Stopping(TrainerCallback):
         elif time.monotonic() - self._interrupted_at > SAME_INTERRUPT:
             self.restore()
             signal.raise_signal(signal.SIGINT)
-
-
-def ignore_interrupts(worker: int) -> None:
-    """Makes a data worker ignore Ctrl-C, which reaches all processes of a terminal. The trainer ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -11,8 +11,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, default_convert
 from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
+from soft_trainer.training.batches import ignore_interrupts
 from soft_trainer.training.clusters import similar_batches
-from soft_trainer.training.interruption import ignore_interrupts
 
 TRIES = 64  # random batches to try for a row with a repeated text, before trying every batch with room
 SORTED_TOGETHER = 50  # the rows of this many batches are sorted by length together, as in `Trainer`
