@@ -183,6 +183,20 @@ def test_launchers_that_pad(make, kind, is_fsdp2, pooling, reason):
 # ---- Precision and launchers ----
 
 
+def test_a_cpu_that_computes_in_bf16_trains_and_evaluates_in_it_by_default(trainer_of, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    trainer = trainer_of(max_steps=1)
+    states = []
+    hook = trainer.model.encoder.layer[0].register_forward_hook(lambda *call: states.append(call[2]))
+    trainer.train()
+    trainer.evaluate()
+    hook.remove()
+    assert trainer.passes.precision == "bf16" and trainer.passes.packed
+    assert {(each[0] if isinstance(each, tuple) else each).dtype for each in states} == {torch.bfloat16}
+    assert {weight.dtype for weight in trainer.model.parameters()} == {torch.float32}
+    assert "bf16 (default: this CPU computes in it)" in capsys.readouterr().err
+
+
 def test_describing_an_encoder_that_fsdp_has_wrapped_waits_for_no_process(make, monkeypatch):
     trainer = make("mean")
     monkeypatch.setattr(distributed, "from_main", lambda value: pytest.fail("only the main process is here"))
