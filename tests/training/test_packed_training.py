@@ -182,6 +182,20 @@ def test_launchers_that_pad(make, kind, is_fsdp2, pooling, reason):
 # ---- Precision and launchers ----
 
 
+def test_a_cpu_that_computes_in_bf16_trains_and_evaluates_in_it_by_default(trainer_of, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    trainer = trainer_of(max_steps=1)
+    dtypes = set()
+    layer = trainer.model.encoder.layer[0].intermediate.dense
+    layer.register_forward_hook(lambda module, inputs, outputs: dtypes.add(outputs.dtype))
+    trainer.train()
+    trainer.evaluate()
+    assert trainer.passes.precision == "bf16" and trainer.passes.packed
+    assert dtypes == {torch.bfloat16}
+    assert {weight.dtype for weight in trainer.model.parameters()} == {torch.float32}
+    assert "bf16 (default: this CPU computes in it)" in capsys.readouterr().err
+
+
 def test_describing_an_encoder_that_fsdp_has_wrapped_waits_for_no_process(make, monkeypatch):
     trainer = make("mean")
     monkeypatch.setattr(distributed, "from_main", lambda value: pytest.fail("only the main process is here"))
