@@ -181,6 +181,12 @@ CASES = {
         train=[("q", "c")],
         said="skipped 1 empty texts in lists of column 'pos'",
     ),
+    "groups of rows that are split already": Case(
+        {"train.jsonl": shard(0), **TEST},
+        {"group_column": "query"},
+        train=SHARDS[:2],
+        said="not using group_column=query, because the rows are split already",
+    ),
     "an unknown group": Case(
         {"rows.jsonl": shard(0)}, {"group_column": "grup"}, error="group_column=grup: no such column; the rows"
     ),
