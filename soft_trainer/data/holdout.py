@@ -14,7 +14,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS
-from soft_trainer.data.split import EqualIds, Judgments, Split
+from soft_trainer.data.split import Judgments, Split
 from soft_trainer.data.tokens import column_texts, columns_in, text_ids
 from soft_trainer.errors import UserError
 from soft_trainer.mining.packages import HELD_OUT_SHARE, assign_splits
@@ -140,14 +140,13 @@ def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
     """
     every = split.judgments.pairs()
     codes = every[np.concatenate([np.zeros(0, dtype=np.int64), *parts.values()])][:, 1]
-    ids = split.judgments.stored
-    if isinstance(ids, EqualIds):
-        known = ids.codes[codes]
-    else:
-        known = np.array(split.corpus["url"][:], dtype=object)[codes]
-    _, first = np.unique(known, return_index=True)
+    relevance = split.judgments.stored
+    known = relevance.code_ids
+    if known is None:
+        known = np.array(split.corpus["url"][:], dtype=object)
+    _, first = np.unique(known[codes], return_index=True)
     codes = codes[np.sort(first)]
-    judgments = Judgments(ids, gain=split.judgments.gain)
+    judgments = Judgments(relevance, gain=split.judgments.gain)
     with_corpus = dataclasses.replace(split, judgments=judgments).select(codes=codes)
     return {name: with_corpus.select(queries=np.unique(every[numbers, 0])) for name, numbers in parts.items()}
 

@@ -184,6 +184,8 @@ def read_source(
             tables["test"] = tables.pop("train")
     groups = _groups(tables, names.group, place)
     splits = make_splits(tables, place, names, check, files)
+    if groups is not None and tables.keys() != {"train"}:
+        print_on_main(f"{place}: not using group_column={names.group}, because the rows are split already")
     if [*splits] == ["train"] and "codebase" not in tables:
         random = divide and (not named or bool({*needed} - {"train"}))
         try:
@@ -268,12 +270,8 @@ def make_splits(
     for name, rows in tables.items():
         rows = with_scores(rows, columns, places[name], quiet)
         check_labels(rows, places[name])
-        if names.negatives is not None and name == "train" and names.negatives not in rows.column_names:
-            have = ", ".join(rows.column_names)
-            hint = nearest(names.negatives, rows.column_names)
-            raise UserError(
-                f"{places[name]}: negatives_column={names.negatives}: no such column; the rows have {have}{hint}"
-            )
+        if name == "train" and names.negatives is not None:
+            check_column(rows.column_names, "negatives_column", names.negatives, places[name])
         tables[name] = with_negative_columns(rows, places[name], quiet, names.negatives)
     if not quiet:
         used = {*chain.from_iterable(COLUMNS_OF.values()), *chain.from_iterable(columns.values()), names.id}

@@ -54,7 +54,7 @@ def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         Features.from_arrow_schema(pa.schema({"column": kind}))
     except ValueError:
-        return column_of(column.to_pylist())
+        return _as_text_or_json(column.to_pylist())
     return column
 
 
@@ -86,6 +86,11 @@ def column_of(values: Sequence) -> pa.ChunkedArray:
             raise
         except (pa.ArrowException, OverflowError):
             continue
+    return _as_text_or_json(values)
+
+
+def _as_text_or_json(values: list) -> pa.ChunkedArray:
+    """Makes a column of text from UUIDs and the like, or a column of JSON."""
     if all(value is None or isinstance(value, TEXT_LIKE) for value in values) or _are_large_numbers(values):
         return pa.chunked_array([pa.array([None if value is None else str(value) for value in values], pa.string())])
     encoded = [None if value is None else json.dumps(value) for value in values]
@@ -147,8 +152,12 @@ def table_of(rows: Iterable[Mapping], place: str) -> pa.Table:
         rows_before += len(batch)
     columns = {}
     for name, parts in chunks.items():
-        if name not in failed:
+        if name in failed:
+            continue
+        try:
             columns[str(name)] = joined(parts)
+        except (ValueError, TypeError) as error:
+            failed[name] = error
     name_dropped(failed, place)
     return pa.table(columns)
 
@@ -209,6 +218,7 @@ def concatenated(parts: Sequence[Dataset]) -> Dataset:
     except (ValueError, TypeError, pa.ArrowException):
         names = dict.fromkeys(name for rows in parts for name in rows.column_names)
         columns = {}
+        failed = {}
         for name in names:
             chunks = []
             for rows in parts:
@@ -216,7 +226,11 @@ def concatenated(parts: Sequence[Dataset]) -> Dataset:
                     chunks.append(rows.with_format("arrow")[:][name])
                 else:
                     chunks.append(pa.nulls(len(rows)))
-            columns[name] = joined(chunks)
+            try:
+                columns[name] = joined(chunks)
+            except (ValueError, TypeError) as error:
+                failed[name] = error
+        name_dropped(failed, "the rows")
         return Dataset(pa.table(columns))
 
 

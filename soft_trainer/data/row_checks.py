@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from soft_trainer.data.column_names import COLUMNS_OF
 from soft_trainer.data.layouts.tables import LABELS
-from soft_trainer.data.split import EqualIds, Split
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import check_language_column, column_texts, columns_in, text_column, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -110,26 +110,23 @@ def name_repeated(rows: Dataset, place: str) -> None:
 
 def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
     """Raises UserError if a query has no relevant function, or an id is missing, repeated or shared by many rows."""
-    ids = split.judgments.stored
-    if isinstance(ids, EqualIds) and split.judgments.examples is None:
+    relevance = split.judgments.stored
+    if relevance.has_ids and split.judgments.examples is None:
         for side, rows in (("query", split.queries), ("code", split.corpus)):
             if "url" not in rows.column_names:
                 raise UserError(f"{places[side]}: no column 'url', the id that connects a query with its code")
             if len(empty := blank_rows(rows, ["url"])):
                 raise UserError(f"{places[side]}, {_listed(empty)}: the id, column 'url', is missing or empty")
-        _, first, number = np.unique(ids.codes, return_index=True, return_inverse=True)
-        repeated = np.flatnonzero(first[number] != np.arange(len(number)))
-        if len(repeated):
-            row = repeated[0]
+        if (repeated := relevance.repeated_code()) is not None:
+            row, earlier = repeated
             raise UserError(
-                f"{places['code']}, row {row + 1} repeats the url of row {first[number[row]] + 1}: "
-                f"{split.corpus['url'][int(row)]}"
+                f"{places['code']}, row {row + 1} repeats the url of row {earlier + 1}: {split.corpus['url'][row]}"
             )
     counts = split.judgments.relevant_counts()
     missing = np.flatnonzero(counts == 0)
     if len(missing):
         reason = "no relevant function in the corpus"
-        if isinstance(ids, EqualIds) and "url" in split.queries.column_names:
+        if relevance.has_ids and "url" in split.queries.column_names:
             reason = f"no function in the corpus has the url, such as {split.queries['url'][int(missing[0])]!r}"
         raise UserError(f"{places['query']}, {_listed(missing)}: {reason}")
     if counts.sum() > MOST_RELEVANT * (len(split.queries) + len(split.corpus)):

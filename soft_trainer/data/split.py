@@ -29,61 +29,18 @@ from soft_trainer.data.column_names import (
     QUERY_COLUMNS,
 )
 from soft_trainer.data.named_negatives import with_negatives
+from soft_trainer.data.relevance import Relevance, matrix_of
 from soft_trainer.fingerprints import fingerprint, rows_fingerprint
 
 QUERY_ROW = "soft_trainer_query_row"  # a column with the number of a row's query, if several rows have the same query
-
-
-@dataclass(frozen=True)
-class EqualIds:
-    """Relevance by equal ids: a function is relevant to the queries with the same id. This needs no Q x C matrix.
-
-    Args:
-        queries (`int32[Q]`), codes (`int32[C]`): each row's id as a number. Equal ids have equal numbers.
-    """
-
-    queries: np.ndarray
-    codes: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The numbers of queries and functions, (Q, C)."""
-        return len(self.queries), len(self.codes)
-
-    @property
-    def number(self) -> int:
-        """The number of distinct ids, as the largest id number plus 1."""
-        return int(max(self.queries.max(initial=-1), self.codes.max(initial=-1))) + 1
-
-    @classmethod
-    def joined(cls, parts: Sequence[EqualIds]) -> EqualIds:
-        """Concatenates the ids of several sources, and renumbers them so that no two sources share an id."""
-        queries = []
-        codes = []
-        start = 0
-        for part in parts:
-            queries.append(part.queries + start)
-            codes.append(part.codes + start)
-            start += part.number
-        return cls(np.concatenate(queries).astype(np.int32), np.concatenate(codes).astype(np.int32))
-
-    def matrix(self) -> sparse.csr_matrix:
-        """Returns the matrix of all (query, code) pairs with equal ids, csr[Q, C]."""
-        sides = []
-        for ids in (self.queries, self.codes):
-            sides.append(_marks(np.stack([np.arange(len(ids)), ids], axis=1), (len(ids), self.number)))
-        equal = (sides[0] @ sides[1].T).tocsr()
-        equal.sort_indices()
-        return equal
 
 
 class Judgments:
     """Relevance judgments for Q queries and C functions: which functions are relevant and which are negatives.
 
     Args:
-        relevant (`csr[Q, C]` or `EqualIds`): the grade of each relevant function, above 0, or 1 if there are no
-            grades. `EqualIds` are turned into a matrix only when `relevant` is read, because one id may have many
-            rows.
+        relevant (`csr[Q, C]` or `Relevance`): the grade of each relevant function, above 0, or 1 if there are no
+            grades.
         negatives (`csr[Q, C]`, *optional*): functions that do not answer a query, with the score of the pair or NaN.
         examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all relevant pairs.
         named (`bool[Q]`, *optional*): the queries whose negatives a column of the rows names, so that training uses
@@ -95,32 +52,28 @@ class Judgments:
 
     def __init__(
         self,
-        relevant: sparse.csr_matrix | EqualIds,
+        relevant: sparse.csr_matrix | Relevance,
         negatives: sparse.csr_matrix | None = None,
         examples: np.ndarray | None = None,
         gain: str | None = None,
         named: np.ndarray | None = None,
         positive_scores: sparse.csr_matrix | None = None,
     ):
-        self.stored = relevant
+        self.stored = Relevance.of(relevant)
         self.named = named
         self.negatives = negatives
         self.examples = examples
         self.gain = gain
         self.positive_scores = positive_scores
 
-    @cached_property
+    @property
     def relevant(self) -> sparse.csr_matrix:
         """The grades of the relevant functions of each query, csr[Q, C]."""
-        if isinstance(self.stored, EqualIds):
-            return self.stored.matrix()
-        return self.stored
+        return self.stored.matrix
 
     def relevant_counts(self) -> np.ndarray:
         """Returns the number of relevant functions of each query, int64[Q]."""
-        if isinstance(self.stored, EqualIds):
-            return np.bincount(self.stored.codes, minlength=self.stored.number)[self.stored.queries]
-        return np.diff(self.stored.indptr).astype(np.int64)
+        return self.stored.counts()
 
     def __len__(self) -> int:
         """Returns the number of pairs to train on."""
@@ -132,16 +85,11 @@ class Judgments:
         """Returns the (query, code) pairs to train on, int64[P, 2], in the order of the source's rows."""
         if self.examples is not None:
             return self.examples
-        queries, codes = self.relevant.nonzero()
-        return np.stack([queries, codes], axis=1).astype(np.int64)
+        return self.stored.pairs()
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Judgments:
         """Returns the judgments between selected queries and functions (int64 indices), in the indices' order."""
-        relevant = self.stored
-        if isinstance(relevant, EqualIds):
-            relevant = EqualIds(relevant.queries[queries], relevant.codes[codes])
-        else:
-            relevant = relevant[queries][:, codes]
+        relevant = self.stored.select(queries, codes)
         negatives = self.negatives
         if negatives is not None:
             negatives = negatives[queries][:, codes]
@@ -166,7 +114,7 @@ class Judgments:
             return None
         pairs = self.negatives.tocoo()
         kept = self.named[pairs.row]
-        return _matrix(np.stack([pairs.row[kept], pairs.col[kept]], axis=1), pairs.data[kept], self.negatives.shape)
+        return matrix_of(np.stack([pairs.row[kept], pairs.col[kept]], axis=1), pairs.data[kept], self.negatives.shape)
 
     def scores(self) -> sparse.csr_matrix:
         """Returns the scores that came with the rows, of positives and negatives, csr[Q, C]. A score may be 0."""
@@ -179,7 +127,7 @@ class Judgments:
                 pairs.append(np.stack([found.row[known], found.col[known]], axis=1))
                 values.append(found.data[known])
         distinct, first = np.unique(np.concatenate(pairs), axis=0, return_index=True)
-        return _matrix(distinct, np.concatenate(values)[first], self.stored.shape)
+        return matrix_of(distinct, np.concatenate(values)[first], self.stored.shape)
 
     def first_queries(self) -> np.ndarray:
         """Returns the query of each function's first training pair, int64[C], or -1 if a function has no pair."""
@@ -264,15 +212,15 @@ class Split:
             corpus, pairs, scores = with_negatives(rows, corpus, urls)
             pairs = np.stack([query_of[pairs[:, 0]], pairs[:, 1]], axis=1)
             pairs, distinct = np.unique(pairs, axis=0, return_index=True)
-            negatives = _matrix(pairs, scores[distinct], (len(queries), len(corpus)))
+            negatives = matrix_of(pairs, scores[distinct], (len(queries), len(corpus)))
             named = np.ones(len(queries), dtype=bool)
         added = ids.max(initial=-1) + 1 + np.arange(len(corpus) - len(rows), dtype=np.int32)
         numbers = np.arange(len(rows))
-        relevant = _of_queries(EqualIds(ids, np.concatenate([ids, added])), query_of, len(first))
+        relevant = Relevance.by_ids(ids, np.concatenate([ids, added])).of_queries(query_of, len(first))
         examples = np.stack([query_of, numbers], axis=1)
         if POSITIVE_SCORES in rows.column_names:
             scores = _scores_of_positives(rows[POSITIVE_SCORES][:], query_of, first)
-            positive_scores = _matrix(examples, scores, (len(queries), len(corpus)))
+            positive_scores = matrix_of(examples, scores, (len(queries), len(corpus)))
         judgments = Judgments(relevant, negatives, examples, named=named, positive_scores=positive_scores)
         return cls(queries, corpus, judgments)
 
@@ -282,11 +230,11 @@ class Split:
         queries = flat(queries)
         corpus = flat(corpus)
         ids = _numbered(np.concatenate([_column(queries, "url"), _column(corpus, "url")]))
-        relevant = EqualIds(ids[: len(queries)], ids[len(queries) :])
+        relevant = Relevance.by_ids(ids[: len(queries)], ids[len(queries) :])
         query_of, first = _queries_of(queries)
         if QUERY_ROW in queries.column_names:
             queries = flat(queries.remove_columns(QUERY_ROW).select(first))
-        return cls(queries, corpus, Judgments(_of_queries(relevant, query_of, len(first))))
+        return cls(queries, corpus, Judgments(relevant.of_queries(query_of, len(first))))
 
     @classmethod
     def from_grades(
@@ -304,11 +252,11 @@ class Split:
         grades = np.asarray(grades, dtype=np.float32)
         shape = (len(queries), len(corpus))
         positive = grades > 0
-        relevant = _matrix(pairs[positive], grades[positive], shape)
+        relevant = matrix_of(pairs[positive], grades[positive], shape)
         negatives = None
         if not positive.all():
             unknown = np.full(int((~positive).sum()), np.nan, dtype=np.float32)
-            negatives = _matrix(pairs[~positive], unknown, shape)
+            negatives = matrix_of(pairs[~positive], unknown, shape)
         return cls(flat(queries), flat(corpus), Judgments(relevant, negatives, pairs[positive], gain))
 
     @classmethod
@@ -318,10 +266,7 @@ class Split:
         Equal ids in different sources do not make a function relevant. Equal texts still do (see `RelevantCodes`).
         """
         judged = [part.judgments for part in parts.values()]
-        if all(isinstance(each.stored, EqualIds) for each in judged):
-            relevant = EqualIds.joined([each.stored for each in judged])
-        else:
-            relevant = sparse.block_diag([each.relevant for each in judged], format="csr")
+        relevant = Relevance.joined([each.stored for each in judged])
         negatives = None
         if any(each.negatives is not None for each in judged):
             blocks = []
@@ -391,10 +336,7 @@ class Split:
 
     def fingerprint(self) -> str:
         """Hashes the queries, the corpus, the judgments and the sources."""
-        relevant = self.judgments.stored
-        if isinstance(relevant, EqualIds):
-            relevant = [relevant.queries, relevant.codes]
-        judged = [relevant, self.judgments.negatives, self.judgments.examples]
+        judged = [self.judgments.stored.content(), self.judgments.negatives, self.judgments.examples]
         if self.judgments.positive_scores is not None:
             judged.append(self.judgments.positive_scores)
         if self.sources:
@@ -450,32 +392,13 @@ class RelevantCodes:
         query_texts (`uint64[Q]`), code_texts (`uint64[C]`): the ids of the texts. Equal texts have equal ids.
     """
 
-    def __init__(self, answers: sparse.csr_matrix | EqualIds, query_texts: np.ndarray, code_texts: np.ndarray):
+    def __init__(self, answers: sparse.csr_matrix | Relevance, query_texts: np.ndarray, code_texts: np.ndarray):
         self.query_texts, known_queries = pd.factorize(query_texts)
         self.code_texts, known_codes = pd.factorize(code_texts)
+        shape = (len(known_queries), len(known_codes))
         # Usually, `of_texts` is csr[query texts, code texts]. If functions with the same id have different texts, it
         # is csr[query texts, ids] instead, and `ids_of_texts` is csr[code texts, ids].
-        self.ids_of_texts: sparse.csr_matrix | None = None
-        columns = len(known_codes)
-        if isinstance(answers, EqualIds):
-            queries = np.arange(len(answers.queries))
-            answered = answers.queries
-            columns = answers.number
-            versions = pd.DataFrame({"text": self.code_texts, "id": answers.codes}).drop_duplicates()
-            if versions["id"].duplicated().any():
-                self.ids_of_texts = _marks(versions.to_numpy(), (len(known_codes), columns))
-            else:
-                text_of = np.full(columns, -1)
-                text_of[versions["id"]] = versions["text"]
-                answered = text_of[answered]
-                queries = queries[answered >= 0]
-                answered = answered[queries]
-                columns = len(known_codes)
-        else:
-            queries, codes = answers.nonzero()
-            answered = self.code_texts[codes]
-        pairs = np.stack([self.query_texts[queries], answered], axis=1)
-        self.of_texts = _marks(pairs, (len(known_queries), columns))
+        self.of_texts, self.ids_of_texts = Relevance.of(answers).of_texts(self.query_texts, self.code_texts, shape)
 
     @property
     def key(self) -> list:
@@ -573,30 +496,6 @@ def _scores_of_positives(
         of_query[place] if place < len(of_query) else None for of_query, place in zip(scores, places, strict=True)
     ]
     return np.array(values, dtype=np.float32)
-
-
-def _of_queries(ids: EqualIds, query_of: np.ndarray, queries: int) -> EqualIds | sparse.csr_matrix:
-    """Combines the relevant functions of rows with the same query. `query_of` has the number of each row's."""
-    if queries == len(query_of):
-        return ids
-    rows = _marks(np.stack([query_of, np.arange(len(query_of))], axis=1), (queries, len(query_of)))
-    relevant = (rows @ ids.matrix()).tocsr()
-    relevant.sort_indices()
-    relevant.data[:] = 1  # a function may be relevant through several rows
-    return relevant
-
-
-def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
-    """Makes a sparse matrix with int32 indices from values at (row, column) pairs. Sums repeated pairs."""
-    indices = pairs.astype(np.int32)
-    matrix = sparse.csr_matrix((values, (indices[:, 0], indices[:, 1])), shape=shape)
-    matrix.sort_indices()
-    return matrix
-
-
-def _marks(pairs: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
-    """Returns a sparse matrix with a positive value at each (row, column) pair."""
-    return _matrix(pairs, np.ones(len(pairs), dtype=np.float32), shape)
 
 
 def _numbered(ids: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from soft_trainer.data.column_names import NEGATIVES
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
 from soft_trainer.data.scores import SCORES
-from soft_trainer.data.split import EqualIds, Split
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.files import PUSHED_ROWS, ROW_FILES, reporting_disk_errors, write_rows, write_text
@@ -57,7 +57,7 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
     tables = {}
     corpora = []
     for name, split in splits.items():
-        if not isinstance(split.judgments.stored, EqualIds):
+        if not split.judgments.stored.has_ids:
             raise UserError(
                 f"push_data_to_hub can push only pairs of a query and a function, but {name} has judgments"
             )

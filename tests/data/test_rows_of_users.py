@@ -181,6 +181,12 @@ CASES = {
         train=[("q", "c")],
         said="skipped 1 empty texts in lists of column 'pos'",
     ),
+    "groups of rows that are split already": Case(
+        {"train.jsonl": shard(0), **TEST},
+        {"group_column": "query"},
+        train=SHARDS[:2],
+        said="not using group_column=query, because the rows are split already",
+    ),
     "an unknown group": Case(
         {"rows.jsonl": shard(0)}, {"group_column": "grup"}, error="group_column=grup: no such column; the rows"
     ),
@@ -240,6 +246,9 @@ OBJECTS = {
             "query": pa.array(["q0", "q1"], pa.string_view()),
             "code": pa.array(["c0", "c1"]).dictionary_encode(),
             "other": pa.array([["a"], None], pa.large_list(pa.large_string())),
+            "map": pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int32())),
+            "span": pa.array([(1, 2, 3), None], pa.month_day_nano_interval()),
+            "key": pa.array([uuid.UUID(int=n).bytes for n in range(2)], pa.uuid()),
         }
     ),
     "a list": lambda: frame().to_dict("records"),
@@ -250,6 +259,9 @@ OBJECTS = {
 def test_objects_of_python(kind, capsys):
     split = load_rows({"train": OBJECTS[kind](), "test": [{"query": "a", "code": "b"}]})["train"]
     assert (split.queries["docstring"][:], split.corpus["code"][:]) == (["q0", "q1"], ["c0", "c1"])
+    if kind == "arrow":
+        assert split.queries["key"][:] == [str(uuid.UUID(int=n)) for n in range(2)]
+        assert split.queries["map"][:] == [[["a", 1]], None]
     if kind in ("pandas", "a list"):
         assert split.queries["key"][:] == [str(uuid.UUID(int=n)) for n in range(2)]
         assert split.queries["month"][:] == ["2024-01", "2024-02"] and split.queries["mixed"][:] == [5, "five"]
@@ -287,6 +299,18 @@ def test_a_transform_is_applied_once(capsys):
     assert calls == [2]
     assert "train_dataset: applying the transform of the data set once, to all rows" in capsys.readouterr().err
     assert as_rows(rows.with_format("numpy"), "rows")["query"][:] == ["q0", "q1"]
+
+
+def test_shards_with_columns_of_different_types(tmp_path, capsys):
+    parts = {"n": [[1], ["one"]], "raw": [[b"\xff"], [1]]}
+    for number in range(2):
+        columns = {name: values[number] for name, values in parts.items()}
+        table = pa.table({"query": [f"q{number}"], "code": [f"c{number}"], **columns})
+        pq.write_table(table, tmp_path / f"train-{number:05d}-of-00002.parquet")
+    pq.write_table(pa.table({"query": ["a"], "code": ["b"]}), tmp_path / "test.parquet")
+    split = load_rows(tmp_path)["train"]
+    assert split.queries["docstring"][:] == ["q0", "q1"] and split.queries["n"][:] == [1, "one"]
+    assert "dropped column 'raw', which cannot be stored" in capsys.readouterr().err
 
 
 # ---- Division ----

@@ -1,0 +1,47 @@
+"""Relevance by ids and by a matrix give the same answers."""
+
+import numpy as np
+import pytest
+
+from soft_trainer.data.relevance import Relevance
+from soft_trainer.data.split import RelevantCodes
+
+
+def both_forms(seed: int, ids: int = 5) -> tuple[Relevance, Relevance]:
+    """Returns the same relevance of 7 queries and 9 functions by ids and as a matrix."""
+    generator = np.random.default_rng(seed)
+    by_ids = Relevance.by_ids(
+        generator.integers(0, ids, 7).astype(np.int32), generator.integers(0, ids, 9).astype(np.int32)
+    )
+    return by_ids, Relevance.of(by_ids.matrix)
+
+
+ANSWERS = {
+    "shape": lambda relevance: np.array(relevance.shape),
+    "counts": lambda relevance: relevance.counts(),
+    "pairs": lambda relevance: relevance.pairs(),
+    "select": lambda relevance: relevance.select(np.array([6, 2, 0]), np.array([8, 1])).matrix.toarray(),
+    "of_queries": lambda relevance: (
+        relevance.of_queries(np.array([0, 0, 1, 2, 2, 2, 3]), 4).matrix.toarray()
+    ),
+    "joined": lambda relevance: Relevance.joined([relevance, relevance]).matrix.toarray(),
+    "equal texts": lambda relevance: RelevantCodes(relevance, np.arange(7) // 2, np.arange(9) // 2)
+    .among(np.arange(7), np.arange(9))
+    .numpy(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_both_forms_give_the_same_answers(name, seed):
+    by_ids, matrix = both_forms(seed)
+    assert by_ids.has_ids and not matrix.has_ids
+    if name == "equal texts" and seed % 2:
+        by_ids, matrix = both_forms(seed, ids=1)
+    np.testing.assert_array_equal(ANSWERS[name](by_ids), ANSWERS[name](matrix))
+
+
+def test_joined_forms_may_differ():
+    by_ids, matrix = both_forms(0)
+    mixed = Relevance.joined([by_ids, matrix])
+    np.testing.assert_array_equal(mixed.matrix.toarray(), Relevance.joined([matrix, matrix]).matrix.toarray())
