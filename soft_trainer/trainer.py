@@ -62,6 +62,7 @@ from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
+from soft_trainer.training.output_folder import OutputFolder
 from soft_trainer.training.prepared_rows import PreparedRows, prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
 from soft_trainer.training.run_fingerprint import (
@@ -147,6 +148,8 @@ class SoftInfoNCETrainer(SavingTrainer):
                 chosen = estimator_of_run(args, encoder)
                 callbacks += [] if chosen is None else with_estimators([chosen])
                 callback = find_estimator_callback(callbacks)
+        if getattr(args, "early_stopping_patience", None):
+            callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
         split = training_split(train_dataset, "train_dataset", self.columns, encoder)
         eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
         if callback is not None and isinstance(callback.estimator, Estimator):
@@ -527,9 +530,10 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.termination.restore()
         if distributed.any_process(self.termination.terminated):
             self._stop()
-        if self.report is not None:
+        if getattr(self.args, "report", False) and self.report is not None:
+            self.report.folder.save_encoder(self)
             self.report.measure("trained", lexical=True)
-            print_on_main(f"\n{self.report.table()}\n")
+            self.report.finish()
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _stop(self) -> None:
@@ -548,13 +552,13 @@ class SoftInfoNCETrainer(SavingTrainer):
         """
         super()._hp_search_setup(trial)
         self._prepare_training()
-        if self.report is not None and self._checkpoint is not None and self.state.global_step > 0:
-            return  # this trainer has already measured the encoder before training
-        self.report = None
-        if getattr(self.args, "report", False) and trial is None:
+        if trial is not None or not getattr(self.args, "report", False):
+            return  # a command-line run measures by itself
+        if self.report is None or self._checkpoint is None or self.state.global_step == 0:
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
             warn_of_overlap(sets, self.train_split)
-            self.report = Measurements(self, sets)
+            folder = OutputFolder(self.args.output_dir)
+            self.report = Measurements(self, sets, folder, encoder=self.model.config._name_or_path or None)
             self.report.measure("untrained")
 
     def _prepare_training(self) -> None:
@@ -584,10 +588,18 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._false_negatives_masked = 0
         self._new_tokens = 0
 
+    @property
+    def _early_stops(self) -> list[EarlyStoppingCallback]:
+        return [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
+
+    @property
+    def metrics_choose(self) -> bool:
+        """True if evaluations choose the final weights or the learning rate."""
+        return bool(self._early_stops) or choose_by_metrics(self.args)
+
     def fingerprint(self) -> dict[str, object]:
         """Returns the run fingerprint without the content of an encoder that the estimator loads during fitting."""
-        early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
-        metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
+        metrics_choose = self.metrics_choose
         found = run_fingerprint(self.args, metrics_choose=metrics_choose) | self.depends_on
         found[TRAINING_ROWS] = self.train_split.fingerprint()
         found["the forward passes"] = "padded" if self.why_padded else "packed"
@@ -601,7 +613,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             self._merging.before,
             estimator=self.estimator,
             collator=None if self._collates else self.data_collator,
-            early_stop=next(iter(early_stops), None),
+            early_stop=next(iter(self._early_stops), None),
             metrics=self.compute_metrics if metrics_choose else None,
         )
 
