@@ -103,7 +103,7 @@ def train_and_measure(trainer, run, data_args: DataArguments, folder) -> None:
     with explaining_interruption(trainer.args, lambda: trainer.state.global_step):
         run.measure("untrained", data_args.lexical and not trainer.args.do_train)
         if trainer.args.do_train:
-            trainer.train(resume_from_checkpoint=folder.checkpoint)
+            trainer.train(resume_from_checkpoint=folder.checkpoint or False)  # the folder has decided
             folder.save_encoder(trainer)
             run.measure("trained", data_args.lexical)
         run.finish()

@@ -512,7 +512,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             KeyboardInterrupt: Ctrl-C stopped training. The message says what was saved and how to continue.
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
-        if resume_from_checkpoint is None and not getattr(self.args, "from_command_line", False):
+        if resume_from_checkpoint is None:
             resume_from_checkpoint = self.args.resume_from_checkpoint
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         if self._checkpoint:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from soft_trainer.choices import ESTIMATORS, LOSSES, WEIGHTINGS
 from soft_trainer.errors import UserError
@@ -377,7 +377,6 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
 
     FULL = "SoftInfoNCETrainingArguments"
 
-    from_command_line: bool = field(default=False, init=False)  # no option: `parse` sets it
     output_dir: str | None = output_option(
         None,
         "Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.",
