@@ -435,8 +435,7 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     train_sampling_strategy: str = option(
         "random",
         "How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice), "
-        "group_by_length, one_language, or similar (by the estimator). Default: similar for search encoders, else "
-        "random.",
+        "group_by_length, one_language, or similar (the default for search encoders).",
         choices=STRATEGIES,
         group="batches",
         common=True,
