@@ -72,14 +72,14 @@ def load(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpt
 
 
 def prepare(model_args, data_args, args: TrainingOptions, rows, estimator, folder):
-    """Returns the trainer with its rows, and the `Run` that measures it."""
+    """Returns the trainer with its rows, and the `Measurements` that write its results."""
     # Imported here for the same reason.
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.hub.dataset import push_data
     from soft_trainer.options.option_spec import Values, unread_options
     from soft_trainer.run.building import build_tokenizer
     from soft_trainer.run.opening import check_before_loading
-    from soft_trainer.run.record import Run
+    from soft_trainer.run.record import measurements_of_run
 
     with args.main_process_first(desc="loading the tokenizer"):
         check_before_loading(model_args, data_args, args, estimator, rows)
@@ -91,7 +91,8 @@ def prepare(model_args, data_args, args: TrainingOptions, rows, estimator, folde
         print_on_main(line)
     trainer = build_trainer(model_args, args, rows, estimator, tokenizer, folder)
     push_data(rows.splits, data_args, args)
-    return trainer, Run(trainer, rows, model_args, data_args, statistics, folder)
+    trainer.report = measurements_of_run(trainer, rows, model_args, data_args, statistics, folder)
+    return trainer, trainer.report
 
 
 def train_and_measure(trainer, run, data_args: DataArguments, folder) -> None:
@@ -102,7 +103,7 @@ def train_and_measure(trainer, run, data_args: DataArguments, folder) -> None:
     with explaining_interruption(trainer.args, lambda: trainer.state.global_step):
         run.measure("untrained", data_args.lexical and not trainer.args.do_train)
         if trainer.args.do_train:
-            trainer.train(resume_from_checkpoint=folder.checkpoint)
+            trainer.train(resume_from_checkpoint=folder.checkpoint or False)  # the folder has decided
             folder.save_encoder(trainer)
             run.measure("trained", data_args.lexical)
         run.finish()

@@ -35,6 +35,7 @@ COMMON = {
     "per_device_train_batch_size": 32,
     "num_train_epochs": 1,
     "learning_rate": 2e-5,
+    "warmup_steps": 0,
     "estimator": "none",
     "do_train": True,
     "seed": 1,

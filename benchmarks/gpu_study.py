@@ -158,6 +158,7 @@ class Study:
             callbacks = []
             if arm == "teacher":
                 options["teacher"] = self.arguments.teacher or str(self.start.folder)
+                options["train_sampling_strategy"] = "random"
             else:
                 recipe = read_recipe(RECIPES / "hard_batches.yaml")
                 options |= {name: recipe[name] for name in OF_RECIPE} | {"loss": "soft_info_nce"}

@@ -87,7 +87,9 @@ def our_trainer(arguments, train_dataset: Dataset) -> SoftInfoNCETrainer:
     options = COMMON | {"output_dir": str(arguments.output_dir / "run"), "max_steps": arguments.steps}
     return SoftInfoNCETrainer(
         model=encoder.model,
-        args=SoftInfoNCETrainingArguments(train_sampling_strategy="sequential", eval_strategy="no", **options),
+        args=SoftInfoNCETrainingArguments(
+            train_sampling_strategy="sequential", warmup_steps=0, eval_strategy="no", **options
+        ),
         train_dataset=train_dataset.rename_columns({"anchor": "docstring", "positive": "code"}),
         processing_class=encoder.tokenizer,
         encoder=encoder.profile.replace(query_length=LENGTH, code_length=LENGTH),

@@ -142,6 +142,7 @@ class Study:
         from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 
         size, estimator, options = METHODS[method]
+        options = {"distill_weight": 0.0} | options  # the encoder's teacher is no default here
         callbacks = []
         if estimator == "bm25":
             callbacks.append(BM25Estimator())

@@ -101,6 +101,7 @@ def our_trainer(
     """Our trainer with InfoNCE and its default settings, except for `options`."""
     encoder = load_encoder(start.folder, device="cpu")
     defaults = {"loss": "info_nce", "false_negatives": "ignore", "dataloader_drop_last": False}
+    defaults |= {"train_sampling_strategy": "random", "warmup_steps": 0}
     options = defaults | start.settings(dtype) | options
     return SoftInfoNCETrainer(
         model=encoder.model,

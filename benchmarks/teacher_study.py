@@ -83,14 +83,14 @@ class TeacherStudy(Study):
         """Trains with `SoftInfoNCETrainer`."""
         from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
 
-        options = dict(options)
+        options = {"distill_weight": 0.0} | options  # the static encoder's teacher is no default here
         estimator = self.estimator(options.pop("teacher", None))
         if "weight" in settings:
             # The teacher's scores are cosines x 20.
             term = {"distill_weight": settings["weight"], "distill_temperature": SCALE * settings["temperature"]}
             options |= term
         callbacks = []
-        if options != {"loss": "info_nce"}:
+        if options != {"loss": "info_nce", "distill_weight": 0.0}:
             callbacks.append(estimator)
         encoder = load_encoder(self.model, device="cpu")
         args = SoftInfoNCETrainingArguments(folder, **self.shared(512, settings["rate"], seed), **options)

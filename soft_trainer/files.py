@@ -62,9 +62,10 @@ SENTENCE_TRANSFORMERS_FILES = (
 ENCODER_FILES = (PROFILE_FILE, *WEIGHT_FILES, *ONNX_FILES, *TOKENIZER_FILES, *SENTENCE_TRANSFORMERS_FILES)
 # The files of an evaluation's results, and all files that a training run writes at its end.
 RESULT_FILES = (RECORD, NUMBERS, "eval_results.json", RANKS)
+TRAINED_ROWS = "trained_rows.safetensors"  # hashes of the pairs that trained the encoder; never pushed
 TRAINING_FILES = (
     *(*ENCODER_FILES, *RESULT_FILES, "train_results.json", CARD, TRAINING_PICTURE, EVAL_RESULTS),
-    *("training_args.json", "trainer_state.json"),
+    *("training_args.json", "trainer_state.json", TRAINED_ROWS),
 )
 
 READ_AT_ONCE = 2**20  # characters

@@ -75,6 +75,7 @@ from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
 from soft_trainer.training.ongoing import Training
+from soft_trainer.training.output_folder import OutputFolder
 from soft_trainer.training.prepared_rows import prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
 from soft_trainer.training.run_fingerprint import (
@@ -165,6 +166,8 @@ class SoftInfoNCETrainer(SavingTrainer):
                 chosen = estimator_of_run(args, encoder)
                 callbacks += [] if chosen is None else with_estimators([chosen])
                 callback = find_estimator_callback(callbacks)
+        if getattr(args, "early_stopping_patience", None):
+            callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
         split = training_split(train_dataset, "train_dataset", self.columns, encoder)
         eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
         if callback is not None and isinstance(callback.estimator, Estimator):
@@ -529,7 +532,7 @@ class SoftInfoNCETrainer(SavingTrainer):
                 twice. The message says how to continue.
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
-        if resume_from_checkpoint is None and not getattr(self.args, "from_command_line", False):
+        if resume_from_checkpoint is None:
             resume_from_checkpoint = self.args.resume_from_checkpoint
         checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         if checkpoint:
@@ -547,9 +550,10 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.ongoing = Training(self.train_dataset)
         if self.args.should_save:
             checkpoints.remove_rolling(self.args.output_dir)
-        if self.report is not None:
+        if getattr(self.args, "report", False) and self.report is not None:
+            self.report.folder.save_encoder(self)
             self.report.measure("trained", lexical=True)
-            print_on_main(f"\n{self.report.table()}\n")
+            self.report.finish()
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _stop(self) -> None:
@@ -600,13 +604,13 @@ class SoftInfoNCETrainer(SavingTrainer):
         preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
         self.run_fingerprint = checkpoints.compared(lambda: self.run_fingerprint | fitted, checkpoint)
         checkpoints.warn_of_changes(self.run_fingerprint, checkpoint)
-        if self.report is not None and checkpoint is not None and self.state.global_step > 0:
-            return  # this trainer has already measured the encoder before training
-        self.report = None
-        if getattr(self.args, "report", False) and trial is None:
+        if trial is not None or not getattr(self.args, "report", False):
+            return  # a command-line run measures by itself
+        if self.report is None or checkpoint is None or self.state.global_step == 0:
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
             warn_of_overlap(sets, self.train_split)
-            self.report = Measurements(self, sets)
+            folder = OutputFolder(self.args.output_dir)
+            self.report = Measurements(self, sets, folder, encoder=self.model.config._name_or_path or None)
             self.report.measure("untrained")
 
     @property
@@ -614,9 +618,14 @@ class SoftInfoNCETrainer(SavingTrainer):
         """The callbacks that may stop training early because of a metric."""
         return [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
 
+    @property
+    def metrics_choose(self) -> bool:
+        """True if evaluations choose the final weights or the learning rate."""
+        return bool(self.early_stops) or choose_by_metrics(self.args)
+
     def fingerprint(self) -> dict[str, object]:
         """Returns the run fingerprint without the content of an encoder that the estimator loads during fitting."""
-        metrics_choose = bool(self.early_stops) or choose_by_metrics(self.args)
+        metrics_choose = self.metrics_choose
         found = run_fingerprint(self.args, metrics_choose=metrics_choose) | self.depends_on
         found[TRAINING_ROWS] = self.train_split.fingerprint()
         found["the forward passes"] = "packed" if self.passes.packed else "padded"

@@ -70,7 +70,7 @@ def _measure(options: Options, keep: bool) -> None:
     from soft_trainer.run.building import build_model, build_tokenizer, model_label
     from soft_trainer.run.folder import RunFolder, record_of
     from soft_trainer.run.opening import load_run, open_run
-    from soft_trainer.run.record import Run
+    from soft_trainer.run.record import measurements_of_run
 
     model_args, data_args, args = options
     distributed.use_the_cores()
@@ -88,10 +88,12 @@ def _measure(options: Options, keep: bool) -> None:
             print_on_main(warning)
         for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
             print_on_main(line)
-        run = Run(trainer, rows, model_args, data_args, {}, folder)
+        run = measurements_of_run(trainer, rows, model_args, data_args, {}, folder)
         run.measure("trained", data_args.lexical)
         if distributed.rank_and_world_size()[0] == 0:
             sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": model_label(model_args)}) + "\n")
+            if data_args.examples and run.rankings:
+                run.print_examples()
             if keep:
                 record = {name: value for name, value in run.record().items() if name not in ABOUT_TRAINING}
                 run.write(record)

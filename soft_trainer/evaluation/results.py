@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -200,18 +200,24 @@ def _graded_titles(measured: Sequence[Mapping[str, float]]) -> dict[str, str]:
     return titles
 
 
-def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS) -> str:
+def metrics_table(
+    results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS, chosen_on: Collection[str] = ()
+) -> str:
     """Formats `{split: {system: metrics}}` as a Markdown table with a row for each split and system.
 
     Args:
         labels: the titles of the systems in the table, in order. Other systems are skipped.
+        chosen_on: the splits on which evaluations chose the trained weights.
     """
     measured = []
     everything: dict[str, float] = {}
     for split, found in results.items():
         for key in labels:
             if key in found:
-                measured.append((split, labels[key], found[key]))
+                title = labels[key]
+                if key == "trained" and split in chosen_on:
+                    title += " (chosen on these rows)"
+                measured.append((split, title, found[key]))
                 everything |= found[key]
     graded = _graded_titles([metrics for *_, metrics in measured])
     names = METRICS | graded | shorter_titles(everything)

@@ -10,6 +10,7 @@ The record is a dict that can be written as JSON:
     loss            a table {name: value}: loss, estimator, alpha, beta, temperature, floor ...
     training        a table {name: value}: batch per process, processes, N, precision, epochs, seed ...
     results         {split: {"untrained" | "lexical" | "trained": metrics}} from `evaluation.ranking.retrieval_metrics`
+    chosen_on       the splits on which evaluations chose the weights
     statistics      the result of `data.statistics.data_statistics`
     samples         the first training pairs, (query, code)
     environment     a table {name: version}, the result of `environment()`
@@ -123,7 +124,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         model_arguments=read_json(folder / "sentence_bert_config.json").get("model_args", {}),
         query_prefix=json.dumps(profile.query_prefix),
         code_prefix=json.dumps(profile.code_prefix),
-        results=metrics_table(results) if any(results.values()) else None,
+        results=metrics_table(results, chosen_on=record.get("chosen_on", ())) if any(results.values()) else None,
         settings=_settings_table({**record["loss"], **record["training"]}),
         samples=samples if record.get("samples") else None,
         pairs=record["statistics"].get("train", {}).get("rows") if record["statistics"] else None,

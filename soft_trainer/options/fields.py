@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from soft_trainer.choices import ESTIMATORS, LOSSES, WEIGHTINGS
 from soft_trainer.errors import UserError
@@ -138,8 +138,9 @@ class DataArguments:
     lexical: bool = not_in_results(
         True, "Also rank by lexical BM25, a baseline that needs no training.", evaluation=True
     )
-    model_card: bool = output_option(True, "Write README.md, the model card, into the output folder.")
-    examples: int = output_option(5, "Number of test queries to show at the end, with their top functions.", least=0)
+    examples: int = output_option(
+        5, "Number of test queries to show at the end, with their top functions.", least=0, evaluation=True
+    )
 
     def __post_init__(self):
         check_values(self)
@@ -355,7 +356,7 @@ class EstimatorOptions:
 
     estimator: str | None = option(
         "bm25",
-        f"Estimator that supplies the weights and finds similar rows: {', '.join(ESTIMATORS)}, or module:Class. "
+        f"Estimator for weights and similar rows: {', '.join(ESTIMATORS)}, or module:Class. "
         "initial_model is the encoder before training. Default: initial_model for search encoders, none for base, "
         "the teacher of distilled ones, otherwise bm25.",
         choices=tuple(ESTIMATORS),
@@ -403,7 +404,6 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
 
     FULL = "SoftInfoNCETrainingArguments"
 
-    from_command_line: bool = field(default=False, init=False)  # no option: `parse` sets it
     output_dir: str | None = output_option(
         None,
         "Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.",
@@ -462,17 +462,22 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     train_sampling_strategy: str = option(
         "random",
         "How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice), "
-        "group_by_length, one_language, or similar (groups that the estimator finds). Default: similar for search "
-        "encoders, otherwise random.",
+        "group_by_length, one_language, or similar (the default for search encoders).",
         choices=STRATEGIES,
         group="batches",
         common=True,
     )
+    early_stopping_patience: int | None = unset(
+        "Stop after this many evaluations in a row without a better metric_for_best_model. Default: never.",
+        least=1,
+        group="training",
+    )
     report: bool = output_option(
         False,
-        "In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of the "
-        "results at the end. The command line always does this.",
+        "In Python: evaluate eval_dataset before and after training and with lexical BM25, print a table of the "
+        "results at the end, and write the encoder, its card, run.json and the ranks. The command line always does.",
     )
+    model_card: bool = output_option(True, "Write README.md, the model card, beside a saved encoder.")
     merge_lora: bool = output_option(False, "Save the whole encoder, with the adapter merged into its weights.")
     merge_ratio: float | None = unset(
         "At the end, average the weights before and after training. The ratio, from 0 to 1, is the weight of the "

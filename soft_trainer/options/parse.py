@@ -85,8 +85,6 @@ def parse(
     for instance in parsed:
         instance.named = named
         instance.of_recipe = named - in_shell
-        if isinstance(instance, TrainingOptions):
-            instance.from_command_line = True
     return tuple(parsed[: len(dataclass_types)])
 
 

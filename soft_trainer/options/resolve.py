@@ -265,6 +265,10 @@ def _check_together(args) -> None:
         raise UserError(
             "dataloader_persistent_workers: there are no data workers; set dataloader_num_workers=2, for example"
         )
+    if getattr(args, "early_stopping_patience", None) and args.eval_strategy == "no":
+        raise UserError(
+            "early_stopping_patience: needs evaluations during training; set eval_strategy=epoch, for example"
+        )
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise UserError(
             "save_strategy=best: needs an evaluation to choose the checkpoint; set eval_strategy=epoch, for example"

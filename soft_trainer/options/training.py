@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -44,12 +45,15 @@ AFFECT_NOTHING = """
     trackio_static_space_id use_cache
 """.split()
 
+OTHER_DEFAULT = re.compile(r"(?:Will default|Defaults?) to [^.]*\.")  # a sentence in a help text of `transformers`
 MOST_WORKERS = 8  # data workers of a process that uses a GPU
 
 
 def _default(name: str, value):
-    """Returns a dataclass field for an option of `transformers` with a different default."""
-    return field(default=value, metadata=TrainingArguments.__dataclass_fields__[name].metadata)
+    """Returns a dataclass field for an option of `transformers` with a different default, which its help omits."""
+    metadata = dict(TrainingArguments.__dataclass_fields__[name].metadata)
+    metadata["help"] = OTHER_DEFAULT.sub("", metadata["help"]).strip()
+    return field(default=value, metadata=metadata)
 
 
 class _SignatureOfInit:

@@ -31,12 +31,12 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         seed: Random seed for rows, batches, dropout and new weights. Values: 0 or more. Default: 42.
         use_cpu: Use the CPU even if there is a GPU. Default: False.
         train_sampling_strategy: How rows are grouped into batches: random, sequential, no_duplicates (no query or
-            function twice), group_by_length, one_language, or similar (groups that the estimator finds). Default:
-            similar for search encoders, otherwise random.
-        estimator: Estimator that supplies the weights and finds similar rows: none, bm25, trained_model, simcse,
-            initial_model, scores, or module:Class. initial_model is the encoder before training. Default:
-            initial_model for search encoders, none for base, the teacher of distilled ones, otherwise bm25. Applies
-            only if the loss, the batches or the negatives use an estimator.
+            function twice), group_by_length, one_language, or similar (the default for search encoders). Default:
+            'random'.
+        estimator: Estimator for weights and similar rows: none, bm25, trained_model, simcse, initial_model, scores,
+            or module:Class. initial_model is the encoder before training. Default: initial_model for search encoders,
+            none for base, the teacher of distilled ones, otherwise bm25. Applies only if the loss, the batches or the
+            negatives use an estimator.
         estimator_model: Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION.
         estimator_cache_dir: Folder for cached row embeddings, or none for no cache. Default: in the Hugging Face
             home.
@@ -99,8 +99,12 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         packing: Join the texts of a batch without padding, so that a step is one forward pass: auto (if the encoder
             and the run support it), true (otherwise an error) or false, for every encoder of the run. Default:
             'auto'.
-        report: In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of
-            the results at the end. The command line always does this. Default: False.
+        early_stopping_patience: Stop after this many evaluations in a row without a better metric_for_best_model.
+            Default: never. Values: 1 or more.
+        report: In Python: evaluate eval_dataset before and after training and with lexical BM25, print a table of the
+            results at the end, and write the encoder, its card, run.json and the ranks. The command line always does.
+            Default: False.
+        model_card: Write README.md, the model card, beside a saved encoder. Default: True.
         merge_lora: Save the whole encoder, with the adapter merged into its weights. Default: False.
         merge_ratio: At the end, average the weights before and after training. The ratio, from 0 to 1, is the weight
             of the trained encoder. OUTPUT_DIR/unmerged keeps the trained encoder.
@@ -138,13 +142,12 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Use the CPU even if there is a GPU. Default: False."""
     train_sampling_strategy: str = "random"
     """How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice),
-    group_by_length, one_language, or similar (groups that the estimator finds). Default: similar for search encoders,
-    otherwise random."""
+    group_by_length, one_language, or similar (the default for search encoders). Default: 'random'."""
     estimator: str | None = "bm25"
-    """Estimator that supplies the weights and finds similar rows: none, bm25, trained_model, simcse, initial_model,
-    scores, or module:Class. initial_model is the encoder before training. Default: initial_model for search encoders,
-    none for base, the teacher of distilled ones, otherwise bm25. Applies only if the loss, the batches or the
-    negatives use an estimator."""
+    """Estimator for weights and similar rows: none, bm25, trained_model, simcse, initial_model, scores, or
+    module:Class. initial_model is the encoder before training. Default: initial_model for search encoders, none for
+    base, the teacher of distilled ones, otherwise bm25. Applies only if the loss, the batches or the negatives use an
+    estimator."""
     estimator_model: str | None = None
     """Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION."""
     estimator_cache_dir: str | None = None
@@ -231,9 +234,15 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     packing: str = "auto"
     """Join the texts of a batch without padding, so that a step is one forward pass: auto (if the encoder and the run
     support it), true (otherwise an error) or false, for every encoder of the run. Default: 'auto'."""
+    early_stopping_patience: int | None = None
+    """Stop after this many evaluations in a row without a better metric_for_best_model. Default: never. Values: 1 or
+    more."""
     report: bool = False
-    """In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of the
-    results at the end. The command line always does this. Default: False."""
+    """In Python: evaluate eval_dataset before and after training and with lexical BM25, print a table of the results
+    at the end, and write the encoder, its card, run.json and the ranks. The command line always does. Default:
+    False."""
+    model_card: bool = True
+    """Write README.md, the model card, beside a saved encoder. Default: True."""
     merge_lora: bool = False
     """Save the whole encoder, with the adapter merged into its weights. Default: False."""
     merge_ratio: float | None = None

@@ -29,7 +29,7 @@ relevance, as in trec_eval and mteb, or for CodeSearchNet's annotations 2^releva
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,7 @@ from soft_trainer.data.layouts.tables import row_files
 from soft_trainer.data.load import load_judged, read_source
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
+from soft_trainer.data.trained_rows import trained_pairs
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import DEPENDS_ON, RECORD, read_json
@@ -109,35 +110,26 @@ def load_evaluation_sets(
 
 
 def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
-    """Returns the hashes of the rows that an encoder was trained on, from the `run.json` in the encoder's folder.
+    """Returns the hashes of the sources that an encoder was trained on, from the `run.json` in the encoder's folder.
 
     The result is empty if there is no record, or if `eval_data_dir` is not set.
     """
-    return _trained_rows(_record(encoder)) if arguments.eval_data_dir else set()
-
-
-def warn_of_trained_rows(arguments: DataArguments, encoder: str | None) -> None:
-    """Warns about each source in `data_dir` whose rows, including test, were all used to train the encoder."""
-    record = _record(encoder)
-    if {*(record.get("statistics") or ())} != {"train"}:
-        return
-    trained = _trained_rows(record)
-    for place in arguments.sources.values() or [arguments.data_dir or ""]:
-        if place and Path(place).exists() and source_fingerprint(place) in trained:
-            print_on_main(f"warning: data_dir={place}: the encoder was trained on all of these rows, including test")
-
-
-def _record(encoder: str | None) -> dict:
-    """Reads the record of the run that trained an encoder from the encoder's folder. Returns {} if there is none."""
-    if encoder and (Path(encoder) / RECORD).is_file():
-        return read_json(Path(encoder) / RECORD, dict)
-    return {}
-
-
-def _trained_rows(record: dict) -> set[str]:
-    """Returns the hashes of the rows that a run was trained on, from its record."""
-    rows = record.get(DEPENDS_ON, {}).get("data_dir", [])
+    if not arguments.eval_data_dir or not encoder or not (Path(encoder) / RECORD).is_file():
+        return set()
+    rows = read_json(Path(encoder) / RECORD, dict).get(DEPENDS_ON, {}).get("data_dir", [])
     return {rows} if isinstance(rows, str) else {*rows}
+
+
+def warn_of_trained_pairs(sets: Mapping[str, Split], encoder: str, profile: EncoderProfile) -> None:
+    """Warns about each evaluation set with pairs that trained the encoder, which its folder lists."""
+    for name, split in sets.items():
+        known = trained_pairs(encoder, split, profile)
+        if known:
+            pairs = len(split.judgments.pairs())
+            print_on_main(
+                f"warning: {name}: the encoder was trained on {known:,} of these {pairs:,} pairs, so its figures are "
+                "higher than on new queries"
+            )
 
 
 def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> tuple[str, Split]:

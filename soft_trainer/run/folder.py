@@ -20,12 +20,9 @@ from transformers import TrainerCallback, TrainingArguments
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
-    CARD,
     DEPENDS_ON,
     LISTED,
-    PREVIOUS_CARD,
     RECORD,
-    RECORD_FORMAT,
     RESULT_FILES,
     TRAINING_FILES,
     UNMERGED,
@@ -33,16 +30,14 @@ from soft_trainer.files import (
     check_free,
     checkpoints_in,
     files_matching,
-    listed_files,
     read_json,
     reporting_disk_errors,
-    write_json,
 )
-from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.options.option_spec import references
 from soft_trainer.run.opening import Rows
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.checkpoints import MARKER, UNFINISHED, last_checkpoint, newest_complete
+from soft_trainer.training.output_folder import ASIDE, OutputFolder
 from soft_trainer.training.run_fingerprint import (
     FOLDER,
     KINDS,
@@ -52,7 +47,6 @@ from soft_trainer.training.run_fingerprint import (
     run_fingerprint,
 )
 
-ASIDE = ".encoder"  # the subfolder of a new encoder until it replaces the encoder of an earlier run
 NEW, STOPPED, DONE, OTHER = "new", "stopped", "done", "other"
 
 
@@ -139,7 +133,7 @@ def lock_file(file) -> bool:
     return True
 
 
-class RunFolder:
+class RunFolder(OutputFolder):
     """A run's output folder. The folder is locked until the run ends.
 
     Args:
@@ -151,12 +145,10 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, fingerprint: Mapping, state: State, overwrite: bool, trains: bool):
-        self.path = path
-        self.fingerprint = fingerprint
+        super().__init__(path, fingerprint, trains)
         self.done = state.name == DONE
         self.checkpoint = state.checkpoint
         self.overwrite = overwrite
-        self.trains = trains
         self._lock: int | None = None
         self._made: list[Path] = []  # the folders that this run has created, deepest first
 
@@ -244,38 +236,6 @@ class RunFolder:
         for path in self._made:
             with suppress(OSError):
                 path.rmdir()
-
-    # ---- Writing ----
-
-    def save_encoder(self, trainer) -> None:
-        """Saves the trained encoder, and replaces the files of an earlier run. Every process calls this method."""
-        aside = self.path / ASIDE
-        trainer.save_model(str(aside))
-        if distributed.rank_and_world_size()[0] == 0:
-            self.clear()
-            # The record lists no files until the run has been evaluated.
-            depends_on = trainer.run_fingerprint | self.fingerprint
-            write_json(self.path / RECORD, {"format": RECORD_FORMAT, DEPENDS_ON: depends_on})
-            for path in sorted(aside.rglob("*")):
-                if path.is_file():
-                    target = self.path / path.relative_to(aside)
-                    target.parent.mkdir(exist_ok=True)
-                    path.replace(target)
-            shutil.rmtree(aside)
-        trainer.save_state()
-
-    def clear(self) -> None:
-        """Removes an earlier run's files that this run will replace, but only renames a model card that was edited."""
-        listed = {}
-        with suppress(UserError):
-            listed = listed_files(self.path) or {}
-        card = self.path / CARD
-        edited = card.is_file() and listed.get(CARD) != file_fingerprint(card)
-        if edited and self.trains:
-            card.replace(self.path / PREVIOUS_CARD)
-        (self.path / RECORD).unlink(missing_ok=True)  # first, so that the record never lists files of another run
-        for name in files_matching(self.path, TRAINING_FILES if self.trains else RESULT_FILES):
-            (self.path / name).unlink()
 
 
 class RemoveEarlierCheckpoints(TrainerCallback):

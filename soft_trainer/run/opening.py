@@ -25,7 +25,7 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.building import build_profile, model_label, model_name, pretrained_config
-from soft_trainer.run.evaluation_sets import EvaluationSet, load_evaluation_sets, trained_rows, warn_of_trained_rows
+from soft_trainer.run.evaluation_sets import EvaluationSet, load_evaluation_sets, trained_rows, warn_of_trained_pairs
 from soft_trainer.run.rows import check_sources, evaluated, load_data, needed_splits, read_sources
 from soft_trainer.training.preflight import check_metric, check_rows_of
 from soft_trainer.training.run_fingerprint import rows_of_run
@@ -102,13 +102,16 @@ def load_run(
     needed = needed_splits(data_args, args, bool(model_args.from_scratch))
     with args.main_process_first(desc="loading data"):
         splits = load_data(data_args, profile, needed, sources)
-        if not args.do_train:
-            warn_of_trained_rows(data_args, model_args.model_name_or_path)
         trained = trained_rows(data_args, model_args.model_name_or_path)
         measured = splits.get("test") or splits.get("valid")
         sets = load_evaluation_sets(data_args, profile, measured and measured.corpus, trained)
+        others = {each.name: each.split for each in sets}
         if args.do_train:
-            warn_of_overlap({each.name: each.split for each in sets}, splits["train"])
+            warn_of_overlap(others, splits["train"])
+        elif model_args.model_name_or_path:
+            asked = {"valid": args.do_eval, "test": args.do_predict}
+            measured_splits = {name: split for name, split in splits.items() if asked.get(name.split("-")[0])}
+            warn_of_trained_pairs(measured_splits | others, model_args.model_name_or_path, profile)
         return Rows(profile, splits, sets)
 
 

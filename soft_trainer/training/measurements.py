@@ -1,14 +1,18 @@
-"""Measures an encoder on evaluation sets before and after training, with lexical BM25 for comparison."""
+"""Measures an encoder before and after training, with lexical BM25 for comparison, and writes the results."""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from datasets import Dataset
 from torch import Tensor
+from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer import distributed
 from soft_trainer.data.split import Split
@@ -16,31 +20,66 @@ from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
-from soft_trainer.evaluation.results import CHANGE, MARGIN, change_of_mrr, metrics_table
+from soft_trainer.evaluation.results import CHANGE, MARGIN, change_of_mrr, examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_query, means
+from soft_trainer.files import DEPENDS_ON, LISTED, PROFILE_FILE, write_results
+from soft_trainer.hub.model_card import write_model_card
+from soft_trainer.hub.push import written_files
 from soft_trainer.terminal import print_on_main
+from soft_trainer.training.output_folder import OutputFolder
+from soft_trainer.training.record import draw_training, flat_results, trainer_record
+from soft_trainer.training.reporting import training_numbers
 
 
 class Measurements:
-    """Ranks evaluation sets with a trainer's encoder and with BM25, and stores the metrics and rankings.
+    """Ranks evaluation sets with a trainer's encoder and with BM25, and writes ranks, results, record and model card.
 
     Args:
         trainer: a `SoftInfoNCETrainer`.
         sets: the evaluation sets, keyed by name.
+        folder: the output folder.
+        about: sections of the record that the trainer does not know (see `trainer_record`).
+        followed: the names of sets to measure at every evaluation during training, in addition to `eval_dataset`.
+        examples: the number of queries to print at the end, with their top functions.
+        encoder: the folder or Hub name of the encoder before training, if it has one.
+        source: the tree or repository that the rows were mined from, or None.
 
     Attributes:
         results: `{set: {system: metrics}}`. A system is "untrained" (before training), "trained", "lexical" (BM25) or
             "combined" (the encoder with BM25).
         rankings: the encoder's latest ranking of each set.
         ranks_before: for each set, the ranks of the relevant functions before training, int64[Q].
+        written, step: the record that was written last, or None, and the step of its weights.
     """
 
-    def __init__(self, trainer, sets: Mapping[str, Split]):
+    def __init__(
+        self,
+        trainer,
+        sets: Mapping[str, Split],
+        folder: OutputFolder,
+        about: Mapping[str, object] | None = None,
+        followed: Sequence[str] = (),
+        examples: int = 0,
+        encoder: str | None = None,
+        source: str | None = None,
+    ):
         self.trainer = trainer
         self.measured = dict(sets)
+        self.folder = folder
+        self.about = about
+        self.followed = followed
+        self.examples = examples
+        self.encoder = encoder
+        self.source = source
         self.results: dict[str, dict[str, dict]] = {name: {} for name in sets}
         self.rankings: dict[str, Ranking] = {}
         self.ranks_before: dict[str, Tensor] = {}
+        self.written: dict | None = None
+        self.step: int | None = None
+        self._encoder_folder: str | Path | None = None  # the folder of the encoder that was measured last
+        self._ranks: dict[str, tuple] = {}  # the arguments of `save_ranks` for each file
+        if followed:
+            trainer.add_callback(FollowOtherQueries(self))
 
     def measure(self, system: str, lexical: bool = False) -> None:
         """Ranks the queries of all sets with the encoder's current weights.
@@ -50,6 +89,9 @@ class Measurements:
             lexical: whether to also rank with lexical BM25, a baseline that needs no training, and with both combined.
                 This is slow for a large corpus, so do it only once.
         """
+        self._encoder_folder = self.encoder
+        if system == "trained" and self.folder.trains:
+            self._encoder_folder = self.folder.path
         with_corpus = defaultdict(dict)  # each corpus is encoded once
         for name, split in self.measured.items():
             with_corpus[split.corpus._fingerprint][name] = split
@@ -98,10 +140,97 @@ class Measurements:
         self.results[name][system] = metrics
         if system not in ("lexical", "combined"):
             self.rankings[name] = output.ranking
+        profile = self.trainer.encoder
+        made_by = None if system == "lexical" else self._encoder_folder
+        columns = profile.query_columns, ("code", *profile.code_columns)
+        ranks = (self.measured[name], output.ranking, *columns, output.by_query, made_by)
+        self._ranks[f"ranks-{name}-{system}.parquet"] = ranks
+
+    def follow(self) -> None:
+        """Logs the MRR on each additional evaluation set during training, and the change since the start."""
+        for name in self.followed:
+            output = self.trainer.predict(self.measured[name], metric_key_prefix=f"eval_{name}")
+            metrics = {"mrr": output.metrics[f"eval_{name}_mrr"]}
+            if name in self.ranks_before:
+                metrics |= change_of_mrr(self.ranks_before[name], output.ranks)
+            self.trainer.log({f"eval_{name}_{metric}": value for metric, value in metrics.items()})
+
+    def finish(self) -> None:
+        """Writes the results and the model card, and prints a table of results and example queries."""
+        if distributed.rank_and_world_size()[0] != 0:
+            return
+        path = self.folder.path
+        args = self.trainer.args
+        record = self.record()
+        has_encoder = (path / PROFILE_FILE).is_file()
+        # A run that only evaluates keeps the card of an encoder that an earlier run left in the folder.
+        if has_encoder and self.folder.trains:
+            draw_training(path, self.trainer.state.log_history)
+            if getattr(args, "model_card", True):
+                write_model_card(path, record)
+        self.write(record, train=training_numbers(self.trainer.state))
+        if self.results:
+            print_on_main(f"\n{self.table()}\n")
+        if self.rankings and self.examples:
+            self.print_examples()
+        print_on_main(f"Written to {path}")
+        if checkpoints := list(path.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
+            size = sum(file.stat().st_size for folder in checkpoints for file in folder.rglob("*"))
+            print_on_main(
+                f"{path}/{PREFIX_CHECKPOINT_DIR}-* takes {size / 2**20:,.0f} MiB with the optimizer; keep it "
+                "for resume_from_checkpoint=last, or delete it"
+            )
+        if self.source and has_encoder:
+            command = shlex.join(["soft-trainer", "search", "--folder", self.source, "--model", str(path)])
+            print_on_main(f'To search the same tree: {command} "what the code does"')
+
+    def write(self, record: Mapping, **parts: Mapping[str, float]) -> None:
+        """Writes the ranks and the metrics, and then the record, which lists the run's files.
+
+        Args:
+            record: the record to write, without the list of files.
+            parts: metrics in addition to the evaluation metrics, keyed by part, such as `train`.
+        """
+        path = self.folder.path
+        if not self.folder.trains:
+            self.folder.clear()
+        for name, ranks in self._ranks.items():
+            save_ranks(path / name, *ranks)
+        parts["eval"] = flat_results(self.results)
+        write_results(path, lambda: {**record, LISTED: written_files(path)}, **parts)
+        self.written = dict(record)
+        self.step = self.trainer.state.global_step
+
+    def print_examples(self) -> None:
+        """Prints some queries with their top functions. The queries come from test if test was measured."""
+        name = min(self.rankings, key=lambda each: not each.startswith("test"))
+        split = self.measured[name]
+        profile = self.trainer.encoder
+        query = text_column(split.queries, profile.query_columns, "query")
+        code = text_column(split.corpus, ("code", *profile.code_columns), "code")
+        text = examples(split, self.rankings[name], self.examples, query, code)
+        title = f"Queries from {name} with their top three functions (=> marks relevant ones)"
+        print_on_main(f"{title}:\n\n{text}\n")
+
+    def record(self) -> dict:
+        """Returns the run's record, which the model card and the report are written from (see `hub.model_card`)."""
+        record = trainer_record(self.trainer, self.about)
+        depends_on = record[DEPENDS_ON] | self.folder.fingerprint
+        return record | {DEPENDS_ON: depends_on, "results": self.results, "chosen_on": self.chosen_on}
+
+    @property
+    def chosen_on(self) -> list[str]:
+        """The names of the sets on which evaluations chose the weights, so that their metrics are too high."""
+        if not self.trainer.metrics_choose or not self.folder.trains:
+            return []
+        used = self.trainer.eval_dataset
+        used = used.values() if isinstance(used, Mapping) else [used]
+        known = {split.fingerprint() for split in used if split is not None}
+        return [name for name, split in self.measured.items() if split.fingerprint() in known]
 
     def table(self) -> str:
         """Returns all results as a table, with a note for each set that is too small to show its change in MRR."""
-        lines = [metrics_table(self.results)]
+        lines = [metrics_table(self.results, chosen_on=self.chosen_on)]
         for name, systems in self.results.items():
             metrics = systems.get("trained", {})
             if "untrained" in systems and metrics.get("queries") == 1:
@@ -115,3 +244,15 @@ class Measurements:
 
 def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:
     return [text.split() for text in column_texts(rows, text_column(rows, columns, side))]
+
+
+class FollowOtherQueries(TrainerCallback):
+    """A callback that measures a run's additional evaluation sets at every evaluation during training."""
+
+    def __init__(self, measurements: Measurements):
+        self.measurements = measurements
+
+    def on_evaluate(self, args, state, control, **kwargs) -> None:
+        """Measures the additional evaluation sets if training is in progress."""
+        if self.measurements.trainer.is_in_train:
+            self.measurements.follow()

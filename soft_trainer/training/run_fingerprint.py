@@ -173,7 +173,9 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
 
 
 def choose_by_metrics(args: TrainingArguments) -> bool:
-    """Returns True if evaluation metrics select the final weights or change the learning rate."""
+    """Returns True if evaluation metrics select the final weights, stop training or change the learning rate."""
+    if getattr(args, "early_stopping_patience", None):
+        return True
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     return args.load_best_model_at_end or schedule in FALLING
 

@@ -10,18 +10,19 @@ from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from soft_trainer import distributed
-from soft_trainer.data.split import Split
+from soft_trainer.data.trained_rows import write_trained_rows
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import ADAPTER_WEIGHTS, ROLLING, reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
-from soft_trainer.hub.model_card import environment, license_of, write_model_card
+from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.options.resolve import Plan
 from soft_trainer.training import reporting
 from soft_trainer.training.checkpoints import mark_complete, remove_rolling, saving_checkpoint
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.ongoing import Training
+from soft_trainer.training.record import trainer_record
 
 
 class SavingTrainer(Trainer):
@@ -40,6 +41,7 @@ class SavingTrainer(Trainer):
     ongoing: Training
     run_fingerprint: dict[str, object]
     evaluations: list[tuple[int, bool, dict]]
+    report = None  # the `Measurements` of the last training, if there are any
     _is_saving_checkpoint = False  # checkpoints keep adapters unmerged, so that a resumed run is exact
     _is_rolling = False  # True while `save_rolling_checkpoint` saves
 
@@ -129,24 +131,30 @@ class SavingTrainer(Trainer):
         return plain_encoder(super().call_model_init(trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the encoder with its tokenizer and profile. Unlike `Trainer.save_model`, never pushes to the Hub."""
+        """Saves the encoder with its tokenizer, profile and model card. Unlike `Trainer.save_model`, never pushes."""
         super().save_model(output_dir, _internal_call=True)
+        if _internal_call or not self.is_world_process_zero():
+            return
+        folder = output_dir or self.args.output_dir
+        if self.state.global_step > 0:
+            write_trained_rows(folder, self.train_split, self.encoder)
+        if getattr(self.args, "model_card", True):
+            self.create_model_card(folder)
 
     # ---- The card and the Hub ----
 
-    def create_model_card(self) -> Path | None:
-        """Writes the model card into the output folder. Returns its path, or None if it was not written."""
-        splits = {} if self.train_split is None else {"train": self.train_split}
-        if isinstance(self.eval_dataset, Split):
-            splits["valid"] = self.eval_dataset
+    def create_model_card(self, folder: str | Path | None = None) -> Path | None:
+        """Writes the model card into a folder, by default the output folder. Returns its path, or None on failure."""
         final_step = reporting.best_step(self.args, self.state) or self.state.global_step
-        record = self.describe() | {
-            "base_model": self.model.config._name_or_path or None,
-            "license": license_of(self.model.config._name_or_path),
-            "results": reporting.measured_results(self.evaluations, final_step, merged=bool(self.merging)),
-            **reporting.rows_table(splits, self.encoder, self.processing_class),
-        }
-        return write_model_card(self.args.output_dir, record)
+        results = reporting.measured_results(self.evaluations, final_step, merged=bool(self.merging))
+        report = self.report
+        if report is None or report.written is None or report.step != self.state.global_step:
+            record = trainer_record(self) | {"results": results}
+        elif getattr(self.args, "report", False):
+            record = report.written | {"results": results | report.written["results"]}
+        else:  # a command-line run has measured all of its sets
+            record = report.written
+        return write_model_card(folder or self.args.output_dir, record)
 
     def describe(self) -> dict:
         """Returns sections of a run's record: model id, loss, training, environment and, after a merge, merging."""
@@ -191,8 +199,6 @@ class SavingTrainer(Trainer):
         self.save_model()
         if not self.is_world_process_zero():
             return None
-        if not getattr(self.args, "from_command_line", False):  # a run from the command line has written its card
-            self.create_model_card()
         return self._publisher.conclude(commit_message)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:

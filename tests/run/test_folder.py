@@ -302,7 +302,7 @@ def test_a_finished_run_is_done_until_the_rows_of_its_tree_change(script, tmp_pa
 
 @pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint_and_the_earlier_encoder(script, data_dir, tmp_path, monkeypatch):
-    from soft_trainer.run.folder import ASIDE
+    from soft_trainer.training.output_folder import ASIDE
     from soft_trainer.training.saving import SavingTrainer
 
     run = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out"}
@@ -366,10 +366,10 @@ def test_the_same_command_after_an_interruption_continues(script, data_dir, tmp_
 def test_a_run_without_checkpoints_that_was_stopped_while_it_was_measured_starts_again(
     script, data_dir, tmp_path, monkeypatch
 ):
-    from soft_trainer.run.record import Run
+    from soft_trainer.training.measurements import Measurements
 
     run = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "save_strategy": "no", "save_steps": None}
-    measure = Run.measure
+    measure = Measurements.measure
 
     def stopped_at_the_end(self, system, lexical=False):
         if system == "trained":
@@ -377,7 +377,7 @@ def test_a_run_without_checkpoints_that_was_stopped_while_it_was_measured_starts
         measure(self, system, lexical)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "measure", stopped_at_the_end)
+        patch.setattr(Measurements, "measure", stopped_at_the_end)
         assert script(**run)[0] == 130
     assert (tmp_path / "out" / "model.safetensors").exists() and listed_files(tmp_path / "out") is None
     code, said = script(**run | {"seed": 7})

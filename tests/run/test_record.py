@@ -18,7 +18,8 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.evaluation_sets import EvaluationSet
 from soft_trainer.run.folder import NEW, RunFolder, State
 from soft_trainer.run.opening import Rows
-from soft_trainer.run.record import Run, draw_training
+from soft_trainer.run.record import measurements_of_run
+from soft_trainer.training.record import draw_training
 from soft_trainer.training.reporting import setup_table
 
 
@@ -39,7 +40,7 @@ def make_run(model, tokenizer, profile, tmp_path):
         options = DataArguments(language="python", data_dir="rows")
         folder = RunFolder(tmp_path, {}, State(NEW), False, args.do_train)
         rows = Rows(profile, make_splits(data) if data else {}, sets)
-        return Run(trainer, rows, ModelArguments(), options, {}, folder)
+        return measurements_of_run(trainer, rows, ModelArguments(), options, {}, folder)
 
     return make
 

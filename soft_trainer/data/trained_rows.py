@@ -1,0 +1,40 @@
+"""Stores hashes of the pairs that trained an encoder in its folder, so that an evaluation can recognise them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS, Split
+from soft_trainer.data.tokens import column_texts, text_column, text_ids
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.files import TRAINED_ROWS, written_aside
+
+_KEY = "pairs"
+
+
+def pair_hashes(split: Split, profile: EncoderProfile) -> np.ndarray:
+    """Hashes the texts of each pair of a split, ignoring white space. Returns uint64[P]."""
+    pairs = split.to_pairs()
+    query = text_column(pairs, (*QUERY_COLUMNS, *profile.query_columns), "query")
+    code = text_column(pairs, (*CODE_COLUMNS, *profile.code_columns), "code")
+    texts = []
+    for asked, answer in zip(column_texts(pairs, query), column_texts(pairs, code), strict=True):
+        texts.append(f"{' '.join(asked.split())}\0{' '.join(answer.split())}")
+    return text_ids(texts)
+
+
+def write_trained_rows(folder: str | Path, split: Split, profile: EncoderProfile) -> None:
+    """Writes the hashes of the pairs that trained the encoder in `folder`."""
+    with written_aside(Path(folder) / TRAINED_ROWS) as aside:
+        save_file({_KEY: np.unique(pair_hashes(split, profile))}, aside)
+
+
+def trained_pairs(folder: str | Path, split: Split, profile: EncoderProfile) -> int:
+    """Returns how many pairs of a split trained the encoder in `folder`. 0 if the folder does not tell."""
+    path = Path(folder) / TRAINED_ROWS
+    if not path.is_file():
+        return 0
+    return int(np.isin(pair_hashes(split, profile), load_file(path)[_KEY]).sum())
