@@ -116,7 +116,7 @@ class DataArguments:
     estimator: str | None = option(
         "bm25",
         f"Estimator that supplies the weights: {', '.join(ESTIMATORS)}, or module:Class. initial_model is the encoder "
-        "before training. For sentence-transformers encoders, the default is the estimator in recipe hard_batches.",
+        "before training; scores come with the rows. Search encoders get that of recipe hard_batches.",
         choices=tuple(ESTIMATORS),
         own=True,
         applies_if=conditions.ESTIMATOR,
