@@ -42,7 +42,7 @@ def with_negative_columns(rows: Dataset, place: str, quiet: bool = False, column
                     f"{place}, row {row + 1}: a column of negatives contains the text of a list; use JSON Lines, or "
                     "several columns such as negative_1"
                 )
-        negatives.append(list(chain.from_iterable(_names(value, row) for value in values)))
+        negatives.append(list(chain.from_iterable(texts_named(value, row) for value in values)))
     return rows.remove_columns(names).add_column(NEGATIVES, negatives, feature=List(Value("string")))
 
 
@@ -74,7 +74,7 @@ def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Da
     if NEGATIVE_SCORES in rows.column_names:
         given = rows[NEGATIVE_SCORES][:]
     for query, (names, of_row) in enumerate(zip(rows[NEGATIVES], given, strict=True)):
-        names = _names(names, query)
+        names = texts_named(names, query)
         for name, score in zip(names, of_row or [None] * len(names), strict=True):
             code = row_of.get(name)
             if code is None:
@@ -94,7 +94,7 @@ def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Da
     return corpus, distinct, np.array(scores, dtype=np.float32)[first]
 
 
-def _names(names, row: int) -> list[str]:
+def texts_named(names, row: int) -> list[str]:
     """Converts a value of the column `negatives` (None, a string or a list) to a list of non-blank strings."""
     if names is None:
         return []

@@ -10,6 +10,7 @@ import pandas as pd
 from datasets import Dataset, List, Value
 
 from soft_trainer.data.column_names import NEGATIVE, NEGATIVE_SCORES, NEGATIVES, POSITIVE_SCORES
+from soft_trainer.data.named_negatives import texts_named
 from soft_trainer.data.tokens import TOKENS_END, column_texts, columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main, shortened
@@ -87,6 +88,7 @@ def _scored_rows(
             positives = [positives]
         wrong = []
         for name in negatives:
+            texts_named(row[name], number)  # raises an error for other values than texts
             wrong += row[name] if isinstance(row[name], list) else [row[name]]
         of_positives = [None] * len(positives)
         of_negatives = [None] * len(wrong)

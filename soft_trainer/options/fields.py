@@ -298,7 +298,7 @@ class SoftInfoNCEOptions(LossOptions):
     """Options for the loss and its weights, the batches and the negatives."""
 
     teacher: str | None = unset(
-        "A stronger encoder to learn from, or a cross-encoder: a folder, a Hub name, or NAME@REVISION. Short for "
+        "A stronger encoder or cross-encoder to learn from: a folder or Hub name. Short for "
         f"estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight={TEACHER_WEIGHT}.",
         group="weights",
         refers_to="encoder",

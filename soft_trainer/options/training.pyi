@@ -75,8 +75,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             3. Applies only with cancel=top_k.
         cancel_ratio: cancel=ratio excludes negatives whose similarity is above this fraction of the positive's
             similarity. Values: 0 or more. Default: 0.5. Applies only with cancel=ratio.
-        teacher: A stronger encoder to learn from, or a cross-encoder: a folder, a Hub name, or NAME@REVISION. Short
-            for estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight=0.3.
+        teacher: A stronger encoder or cross-encoder to learn from: a folder or Hub name. Short for
+            estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight=0.3.
         false_negatives: What to do with a negative whose query or function has the same text as the positive's: mask
             excludes it, positives treats it as a relevant function, ignore treats it as a negative. Default: 'mask'.
         group_size: Number of similar rows in a group, for train_sampling_strategy=similar. Values: 1 or more.
@@ -203,8 +203,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """cancel=ratio excludes negatives whose similarity is above this fraction of the positive's similarity. Values: 0
     or more. Default: 0.5. Applies only with cancel=ratio."""
     teacher: str | None = None
-    """A stronger encoder to learn from, or a cross-encoder: a folder, a Hub name, or NAME@REVISION. Short for
-    estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight=0.3."""
+    """A stronger encoder or cross-encoder to learn from: a folder or Hub name. Short for estimator=trained_model,
+    estimator_model=NAME, loss=info_nce and distill_weight=0.3."""
     false_negatives: str = "mask"
     """What to do with a negative whose query or function has the same text as the positive's: mask excludes it,
     positives treats it as a relevant function, ignore treats it as a negative. Default: 'mask'."""

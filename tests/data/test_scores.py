@@ -89,6 +89,7 @@ def test_scores_are_read_with_their_functions(rows, expected):
         ([{"query": "q", "pos": ["c"], "pos_scores": [1.0, 2.0]}], "row 1: pos_scores has 2 values for 1 positives"),
         ([PAIR | {"negative": "x", "scores": "[0.5, 0.1]"}], "row 1: scores contains '[0.5, 0.1]'; expected numbers"),
         ([PAIR | {"negative": "x", "scores": [math.inf, 0.1]}], "row 1: scores contains inf; expected numbers"),
+        ([PAIR | {"negative": 5, "scores": [0.5, 0.1]}], "row 1: expected a list of functions or urls, not 5"),
         ([PAIR | {"score": 1.0, "label": 0}], "row 1: no function with label 1 for the query 'q'"),
     ],
 )
