@@ -148,4 +148,6 @@ def test_rows_are_those_of_the_formats_reader(kind, data):
     assert [split.corpus["code"][code] for _, code in pairs] == [row[names[1]] for row in found]
     if "other" in split.queries.column_names and ending.startswith(".json"):
         for value, row in zip(split.queries["other"], found, strict=True):
-            assert value == row["other"] or isinstance(value, dict)
+            # `datasets` decodes JSON without the last digit of a number, and adds missing keys to a dict.
+            same = value == pytest.approx(row["other"]) if isinstance(value, float) else value == row["other"]
+            assert same or isinstance(value, dict)
