@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import forked
 import pytest
 import stopped
+import torch
 from safetensors.torch import load_file
 from trainings import check_weights
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -18,6 +19,7 @@ from soft_trainer.options.parse import as_argv
 from soft_trainer.training import interruption
 from soft_trainer.training.checkpoints import newest_complete
 from soft_trainer.training.interruption import Stopping
+from soft_trainer.training.sampler import EpochDataLoader
 
 HERE = Path(__file__).parent
 SHELL = {
@@ -92,6 +94,24 @@ def test_a_stopped_run_goes_on_to_the_weights_of_a_whole_one(run, whole, tmp_pat
     reference = whole["shell" if way == "shell" else "fork"]
     check_weights(load_file(folder / "model.safetensors"), load_file(reference / "model.safetensors"))
     assert not (folder / "rolling").exists() and (folder / "checkpoint-8").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
+def test_data_workers_ignore_ctrl_c(start):
+    args = SimpleNamespace(
+        dataloader_num_workers=1,
+        dataloader_pin_memory=False,
+        dataloader_prefetch_factor=2,
+        dataloader_persistent_workers=False,
+        dataloader_multiprocessing_context=start,
+        device=torch.device("cpu"),
+    )
+    batches = iter(EpochDataLoader.for_training(range(20), [[row] for row in range(20)], args))
+    next(batches)
+    for worker in batches._workers:
+        os.kill(worker.pid, signal.SIGINT)
+    assert len(list(batches)) == 19
 
 
 # ---- In this process ----
