@@ -18,7 +18,6 @@ TESTS = Path(__file__).parent
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
-        "without_bf16",
         "run_codesearch",
         "soft_trainer.trainer",
         "soft_trainer.run.record",
@@ -34,6 +33,7 @@ _context.set_forkserver_preload(
 def _run(argv: list[str], environment: dict[str, str], folder: str, stdout: str, stderr: str) -> None:
     """Runs a command line in a forked process like in a new Python process."""
     import datasets
+    import without_bf16  # noqa: F401 - the fork trains in float32, like the process that runs the tests
 
     for path, stream in ((stdout, 1), (stderr, 2)):
         with open(path, "ab") as file:

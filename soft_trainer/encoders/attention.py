@@ -24,6 +24,9 @@ from soft_trainer.encoders.packing import PACKED
 
 UNREADABLE = ("softcap", "position_bias", "s_aux")  # arguments of attention that packed passes do not compute
 STEP = 16  # tokens; texts whose lengths round up to the same multiple are computed together
+# The most scores of one head in a group of several texts. The scores of 12 heads then stay in a core's cache, so that
+# float32 takes half of the time that it takes with all texts of a length in one group.
+LARGEST_GROUP = 2**15
 # A signed integer of the same size as each float, to set dropped values to 0 with a bitwise "and", which is ten times
 # as fast as `masked_fill`.
 BITS = {
@@ -193,7 +196,7 @@ class Layout:
 
     Args:
         borders: where each text starts among the packed tokens, and the last one ends.
-        groups: texts whose lengths round up to the same multiple of `STEP`.
+        groups: texts whose lengths round up to the same multiple of `STEP`, at most `LARGEST_GROUP` scores.
         places: LongTensor[T], the position of each packed token among the tokens of all groups.
     """
 
@@ -208,7 +211,10 @@ class Layout:
         steps = -(-np.diff(borders) // STEP)
         groups = []
         for step in np.unique(steps[steps > 0]):
-            groups.append(Group.of(np.flatnonzero(steps == step), np.array(borders), causal, window))
+            texts = np.flatnonzero(steps == step)
+            number = max(LARGEST_GROUP // int(step * STEP) ** 2, 1)
+            for start in range(0, len(texts), number):
+                groups.append(Group.of(texts[start : start + number], np.array(borders), causal, window))
         places = torch.empty(borders[-1], dtype=torch.int64)
         done = 0
         for group in groups:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from soft_trainer.encoders.attention import Layout, TextAttention, dropped_bytes, kept, masked
+from soft_trainer.encoders.attention import LARGEST_GROUP, Layout, TextAttention, dropped_bytes, kept, masked
 
 BORDERS = tuple(np.cumsum([0, 5, 17, 33, 1, 16, 0, 48, 47, 40]).tolist())  # one text has no tokens
 SCALE = 0.3
@@ -51,6 +51,16 @@ def test_outputs_and_gradients_are_those_of_one_text_after_the_other(heads, caus
     values = make_values(heads)
     found = TextAttention.apply(*values, Layout.of(BORDERS, causal, window), 0.0, SCALE)
     check_equal(values, found, one_by_one(*values, seen))
+
+
+def test_groups_are_small_and_have_each_text_once():
+    lengths = np.random.default_rng(0).integers(0, 300, 200)
+    layout = Layout.of(tuple(np.cumsum([0, *lengths]).tolist()), False, None)
+    assert sorted(np.concatenate([group.texts for group in layout.groups])) == np.flatnonzero(lengths).tolist()
+    for group in layout.groups:
+        number, length = group.shape
+        assert number == 1 or number * length**2 <= LARGEST_GROUP
+        assert np.ptp(lengths[group.texts]) < 16
 
 
 def test_a_mask_for_each_text():
