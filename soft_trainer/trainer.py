@@ -41,6 +41,7 @@ from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter
+from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.encoding import (
     Encoder,
     collator_of,
@@ -54,7 +55,7 @@ from soft_trainer.encoders.encoding import (
 )
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.packing import Passes
-from soft_trainer.encoders.passes import decide_passes, running
+from soft_trainer.encoders.passes import decide_passes
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import exclude_unknown_token
 from soft_trainer.errors import UserError

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import make_row
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
@@ -57,7 +56,9 @@ def test_the_page_of_the_gpu_is_up_to_date(gpu_page):
 def test_the_python_block_runs(_model, tokenizer, profile, tmp_path, monkeypatch):
     block, two_lines = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     export_encoder(_model, tokenizer, profile, tmp_path / "encoder")
-    rows = [make_row(f"adds {n} to x", f"def f(x): return x + {n}", n) for n in range(300)]
+    rows = []
+    for n in range(300):
+        rows.append({"url": f"#{n}", "docstring": f"adds {n} to x", "code": f"def f(x): return x + {n}"})
     (tmp_path / "rows").mkdir()
     for split, part in {"train": rows[:240], "valid": rows[240:270], "test": rows[270:], "codebase": rows}.items():
         (tmp_path / "rows" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))

@@ -7,16 +7,17 @@ borders between texts, in a padded pass, `attend` computes attention as "sdpa" d
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -324,3 +325,24 @@ class TextAttention(torch.autograd.Function):
                     part.append(group.rows(each, heads))
         of_query, of_key, of_value = map(layout.joined, parts)
         return of_query * scale, of_key, of_value, None, None, None
+
+
+@contextlib.contextmanager
+def running(model: PreTrainedModel, packed: bool) -> Iterator[None]:
+    """Prepares a model for our forward and backward passes inside the `with` block, and restores it afterwards.
+
+    The block must contain a forward pass together with its backward pass, which may run parts of the forward pass
+    again. Blocks may be nested.
+    """
+    before = model.config._attn_implementation
+    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    if packed and "flash" not in before and before != PACKED:
+        model.set_attn_implementation(PACKED)
+    # On Hopper, cuDNN's attention builds a plan for each new shape, which takes 0.1 s and more.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+        if model.config._attn_implementation != before:
+            model.set_attn_implementation(before)

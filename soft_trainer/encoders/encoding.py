@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from soft_trainer import distributed
 from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
+from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.packing import PACKED, Passes, encode_packed, pack, token_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -375,7 +376,7 @@ class Encoder:
     It is a `TextEncoder` that runs in torch.
 
     Args:
-        passes: how forward passes run. If they are packed, the model must be inside `passes.running`.
+        passes: how forward passes run.
     """
 
     model: PreTrainedModel
@@ -457,7 +458,8 @@ class Encoder:
         return comparable(self.profile, embeddings).float().cpu().numpy()
 
     def _embed(self, items: Sequence, side: str, batch_size: int, progress: bool) -> Tensor:
-        embeddings = embed(self, items, side, batch_size, "Encoding" if progress else None)
+        with running(self.model, self.passes.packed):
+            embeddings = embed(self, items, side, batch_size, "Encoding" if progress else None)
         return shorten(self.profile, embeddings, self.truncate_dim)
 
 

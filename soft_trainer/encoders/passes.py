@@ -1,4 +1,4 @@
-"""Decides how an encoder's forward passes run, packed or padded, and prepares the encoder for them.
+"""Decides how an encoder's forward passes run, packed or padded.
 
 A packed pass needs the attention in `attention.py`, which reads the borders between texts. Some encoders cannot use
 it, and some accept the borders and ignore them, so packed embeddings are compared with padded ones first.
@@ -6,17 +6,15 @@ it, and some accept the borders and ignore them, so packed embeddings are compar
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from soft_trainer.encoders.attention import PACKED
+from soft_trainer.encoders.attention import PACKED, running
 from soft_trainer.encoders.encoding import encode, moved, pad
 from soft_trainer.encoders.packing import Passes, first_position, pack
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -38,27 +36,6 @@ def computes_bf16(device: torch.device) -> bool:
         capabilities = torch.cpu.get_capabilities()
         return any(capabilities.get(unit, False) for unit in BF16_UNITS)
     return False
-
-
-@contextlib.contextmanager
-def running(model: PreTrainedModel, packed: bool) -> Iterator[None]:
-    """Prepares a model for our forward and backward passes inside the `with` block, and restores it afterwards.
-
-    The block must contain a forward pass together with its backward pass, which may run parts of the forward pass
-    again. Blocks may be nested.
-    """
-    before = model.config._attn_implementation
-    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
-    if packed and "flash" not in before and before != PACKED:
-        model.set_attn_implementation(PACKED)
-    # On Hopper, cuDNN's attention builds a plan for each new shape, which takes 0.1 s and more.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(cudnn)
-        if model.config._attn_implementation != before:
-            model.set_attn_implementation(before)
 
 
 # ---- Which encoders can be packed ----

@@ -13,11 +13,12 @@ from soft_trainer import distributed
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_of
+from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, placed, prompt_length
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.packing import Passes
-from soft_trainer.encoders.passes import HALF, computes_bf16, decide_passes, running
+from soft_trainer.encoders.passes import HALF, computes_bf16, decide_passes
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, NeighbourEstimator, Rows, as_array, check_fitted

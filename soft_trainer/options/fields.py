@@ -431,7 +431,7 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     seed: int = training_option(42, "Random seed for rows, batches, dropout and new weights.", least=0)
     bf16: bool | None = training_option(
         None,
-        "Train and encode in bfloat16. Default: yes on a GPU or CPU that computes in it, but not if static.",
+        "Train and encode in bfloat16. Default: yes if the GPU or CPU computes in it, not if static.",
         evaluation=True,
     )
     packing: str = not_in_results(

@@ -23,7 +23,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             0.
         learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static or
             distilled; 1e-3 for base and from scratch; 1e-4 for adapters (LoRA). Values: 0 or more.
-        bf16: Train and encode in bfloat16. Default: yes on a GPU or CPU that computes in it, but not if static.
+        bf16: Train and encode in bfloat16. Default: yes if the GPU or CPU computes in it, not if static.
         disable_tqdm: Print lines instead of progress bars. Default: only without a terminal.
         per_device_eval_batch_size: Number of texts that each process encodes at once during evaluation. On a GPU,
             more texts if they are short. Values: 1 or more. Default: 64.
@@ -128,7 +128,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static or distilled; 1e-3 for base
     and from scratch; 1e-4 for adapters (LoRA). Values: 0 or more."""
     bf16: bool | None = None
-    """Train and encode in bfloat16. Default: yes on a GPU or CPU that computes in it, but not if static."""
+    """Train and encode in bfloat16. Default: yes if the GPU or CPU computes in it, not if static."""
     disable_tqdm: bool | None = None
     """Print lines instead of progress bars. Default: only without a terminal."""
     per_device_eval_batch_size: int = 64

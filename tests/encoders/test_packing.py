@@ -14,9 +14,10 @@ from soft_trainer import losses
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders import encoding
 from soft_trainer.encoders.adapters import add_lora
+from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.encoding import BROADCAST_MASKS, batch_slices, encode, pad, padded_width, score
 from soft_trainer.encoders.packing import PACKED, Passes, encode_packed, first_position, pack
-from soft_trainer.encoders.passes import LARGEST_COMPARED, decide_passes, running
+from soft_trainer.encoders.passes import LARGEST_COMPARED, decide_passes
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import static_model
 from soft_trainer.options.model import ModelArguments

@@ -20,7 +20,7 @@ from soft_trainer.data.load import training_split
 from soft_trainer.encoders.profiles import is_cross_encoder
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.estimators.scores import CrossEncoderEstimator
-from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.fields import EstimatorOptions
 from soft_trainer.sentence_transformers import SoftInfoNCELoss, with_rows
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -61,7 +61,7 @@ def test_scores_are_those_of_sentence_transformers(folder, named, request, tmp_p
     folder = request.getfixturevalue(folder)
     split = training_split(Dataset.from_list(named))
     estimator = choose_estimator(
-        DataArguments(estimator="trained_model", estimator_model=str(folder), estimator_cache_dir=str(tmp_path))
+        EstimatorOptions(estimator="trained_model", estimator_model=str(folder), estimator_cache_dir=str(tmp_path))
     )
     assert isinstance(estimator, CrossEncoderEstimator)
     estimator.fit(split)
@@ -172,9 +172,9 @@ EXPECTED = {
     "trainer": lambda folder, out: SoftInfoNCETrainer(str(folder), SoftInfoNCETrainingArguments(str(out))),
     "distil": lambda folder, out: distil_static(str(folder), out),
     "merge": lambda folder, out: merge_encoders(str(folder), [str(folder)], 0.5, out),
-    "simcse": lambda folder, out: choose_estimator(DataArguments(estimator="simcse", estimator_model=str(folder))).fit(
-        training_split([{"query": "q", "code": "c"}])
-    ),
+    "simcse": lambda folder, out: choose_estimator(
+        EstimatorOptions(estimator="simcse", estimator_model=str(folder))
+    ).fit(training_split([{"query": "q", "code": "c"}])),
 }
 
 

@@ -258,8 +258,15 @@ def test_the_table_says_who_chose(trainer_of, encoder_dir, capsys, tmp_path):
     model_args, data_args, args = parse(OF_A_RUN, [*words, "--model", str(encoder_dir), "--use_cpu", "true"])
     complete_options(model_args, data_args, args, build_profile(model_args))
     args.max_steps = 1
-    setup = {"processes": 1, "learning rate": 6e-5, "epochs": 3, "warm-up": 0.2, "batches": "similar"}
-    table = banner({"alpha": 1.2, "weighting": "linear"}, setup, EncoderProfile(), "NO", args.origins)
+    setup = {
+        "processes": 1,
+        "precision": "float32",
+        "learning rate": 6e-5,
+        "epochs": 3,
+        "warm-up": 0.2,
+        "batches": "similar",
+    }
+    table = banner(args, {"alpha": 1.2, "weighting": "linear"}, setup, EncoderProfile(), "NO")
     found = {}
     for line in table.splitlines():
         cells = [cell.strip() for cell in line.split("|")]

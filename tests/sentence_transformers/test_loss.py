@@ -79,8 +79,9 @@ def trainer_step(encoder_folder, long_profile, tmp_path):
             callbacks=[EstimatorCallback(estimator)] if estimator else [],
         )
         batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-        value = trainer.compute_loss(trainer.model, batch)
-        value.backward()
+        with trainer.running():
+            value = trainer.compute_loss(trainer.model, batch)
+            value.backward()
         return value.item(), gradients(trainer.model)
 
     return run
