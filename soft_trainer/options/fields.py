@@ -412,7 +412,7 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     )
     overwrite: bool = output_option(
         False,
-        "Start over and replace the run in the output folder, instead of continuing it or stopping with an error.",
+        "Start over and replace the run in the output folder, instead of continuing it.",
         common=True,
         evaluation=True,
     )

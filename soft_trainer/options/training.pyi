@@ -94,8 +94,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             large batches in little memory. Values: 1 or more.
         matryoshka_dims: Also use the first N dimensions of each embedding as an embedding, for each N in a list such
             as 768,256,64.
-        overwrite: Start over and replace the run in the output folder, instead of continuing it or stopping with an
-            error. Default: False.
+        overwrite: Start over and replace the run in the output folder, instead of continuing it. Default: False.
         packing: Join the texts of a batch without padding, so that a step is one forward pass: auto (if the encoder
             and the run support it), true (otherwise an error) or false, for every encoder of the run. Default:
             'auto'.
@@ -229,8 +228,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     matryoshka_dims: str | None = None
     """Also use the first N dimensions of each embedding as an embedding, for each N in a list such as 768,256,64."""
     overwrite: bool = False
-    """Start over and replace the run in the output folder, instead of continuing it or stopping with an error.
-    Default: False."""
+    """Start over and replace the run in the output folder, instead of continuing it. Default: False."""
     packing: str = "auto"
     """Join the texts of a batch without padding, so that a step is one forward pass: auto (if the encoder and the run
     support it), true (otherwise an error) or false, for every encoder of the run. Default: 'auto'."""
