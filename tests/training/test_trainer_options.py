@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import math
 import shutil
 import signal
@@ -29,25 +30,51 @@ from soft_trainer.training.preflight import check_own_collator
 # ---- Batches ----
 
 
+TEXT = [0, 1, 2, 3, 4, 5] * 2 + [6, 7, 8, 9, 10, 11] * 2  # which of 12 texts each of 24 rows has
+LANGUAGE = ["go", "ruby", "ruby"] * 8
+
+
+def apart(batches: list[list[int]]) -> bool:
+    """Returns True if the ranges of the batches' values do not overlap."""
+    ranges = sorted((min(batch), max(batch)) for batch in batches)
+    return all(before[1] <= after[0] for before, after in itertools.pairwise(ranges))
+
+
+# strategy -> what is true of its batches of eight, given the number of tokens in each row, and false of the others'
+STRATEGY_SHOWS = {
+    "sequential": lambda batches, lengths: sum(batches, []) == list(range(24)),
+    "no_duplicates": lambda batches, lengths: all(len({TEXT[row] for row in batch}) == 8 for batch in batches),
+    "group_by_length": lambda batches, lengths: apart([lengths[batch].tolist() for batch in batches]),
+    "one_language": lambda batches, lengths: all(len({LANGUAGE[row] for row in batch}) == 1 for batch in batches),
+    "similar": lambda batches, lengths: all(len({TEXT[row] for row in batch}) == 4 for batch in batches),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_trains(train, strategy):
-    losses = losses_of(train(train_sampling_strategy=strategy))
-    assert len(losses) == 3 and all(map(math.isfinite, losses))
+def test_every_strategy_has_its_batches(trainer_of, rows, strategy):
+    twins = []
+    for number, (text, language) in enumerate(zip(TEXT, LANGUAGE, strict=True)):
+        twins.append(rows[text] | {"url": str(number), "language": language})
+    options = {"group_size": 2} if strategy == "similar" else {}
+    trainer = trainer_of(
+        train_sampling_strategy=strategy, arguments={"train_dataset": Dataset.from_list(twins)}, **options
+    )
+    batches = []
+    step = trainer.training_step
 
+    def recorded(model, inputs, items=None):
+        batches.append(inputs.rows.tolist())
+        return step(model, inputs, items)
 
-@pytest.mark.slow
-def test_no_duplicates_trains_rows_with_duplicates(train, rows):
-    twins = Dataset.from_list([*rows[:12], *({**row, "url": row["url"] + "-2"} for row in rows[:12])])
-    taken = []
-
-    class Recorder(TrainerCallback):
-        def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
-            taken.extend(batch.rows.tolist() for batch in train_dataloader)
-
-    arguments = {"train_dataset": twins, "callbacks": [EstimatorCallback(BM25Estimator()), Recorder()]}
-    train(train_sampling_strategy="no_duplicates", arguments=arguments)
-    assert len(taken) == 3 and all(len({row % 12 for row in batch}) == len(batch) for batch in taken)
+    trainer.training_step = recorded
+    trainer.train()
+    assert len(losses_of(trainer)) == 3 and all(map(math.isfinite, losses_of(trainer)))
+    rows_used = sum(batches, [])
+    assert [len(batch) for batch in batches] == [8, 8, 8] and len(set(rows_used)) == 24
+    lengths = trainer._train_batches().lengths()
+    shown = {name for name, shows in STRATEGY_SHOWS.items() if shows(batches, lengths)}
+    assert shown == {strategy} - {"random"}
 
 
 @pytest.mark.parametrize("cached", [None, 2])
