@@ -282,7 +282,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             preflight.check_adapter(self.model, self.args, self.encoder)
 
     def _decide_passes(self) -> None:
-        """Decides how forward passes run, once for each model. Every process gets the main process's answer.
+        """Decides how forward passes run, once for each model. Every process gets the main process's decision.
 
         Raises:
             UserError: `packing` is true, but the passes must be padded.

@@ -65,7 +65,7 @@ class _SignatureOfInit:
 
 
 def refuse_option_of_encoder(name: str) -> None:
-    """Raises UserError if an option of the command line belongs to the encoder, with its place in Python."""
+    """Raises UserError if an option of the command line belongs to the encoder, and says where to set it."""
     if name.startswith("lora_"):
         raise UserError(f"{name}: not a training argument; in Python, call model.add_adapter(peft.LoraConfig(...))")
     if name in option_specs(ModelArguments) and not hasattr(TrainingArguments, name):
