@@ -381,8 +381,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         false_negatives = self.plan.options.false_negatives
         relevant = None if false_negatives == "ignore" else rows.answers
         keeps = false_negatives == "positives"
-        rounds = self.args.device.type != "cpu"
-        return TargetMaker(self.criterion, self.estimator, relevant, keeps, rows.without_query, rounds)
+        sends_float32 = self.args.device.type != "cpu"
+        return TargetMaker(self.criterion, self.estimator, relevant, keeps, rows.without_query, sends_float32)
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
@@ -413,10 +413,10 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _prepare_inputs(self, inputs: Batch) -> Batch:
         """Moves a batch to this process's device, and computes its weights there."""
         inputs = inputs.to(self.args.device)
-        if inputs.weighed or not self.criterion.needs_similarity or not len(inputs.targets):
+        if inputs.has_weights or not self.criterion.needs_similarity or not len(inputs.targets):
             return inputs
-        targets = self.target_maker.weighed(inputs.targets, inputs.query_rows, inputs.code_rows)
-        return dataclasses.replace(inputs, targets=targets, weighed=True)
+        targets = self.target_maker.add_weights(inputs.targets, inputs.query_rows, inputs.code_rows)
+        return dataclasses.replace(inputs, targets=targets, has_weights=True)
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
         """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""
