@@ -28,6 +28,8 @@ def check_split(
 ) -> None:
     """Checks the texts, languages, ids and relevant functions of a split before training or evaluation.
 
+    A split that is not for training is then marked as checked.
+
     Args:
         name: the name of the split in messages. For "train", relevant functions are not checked.
         profile: the encoder that reads the rows. If None, a row needs a text in any query or code column.
@@ -66,6 +68,7 @@ def check_split(
             raise UserError(f"{place}, {_listed(empty)}: column 'language' is missing or empty")
     if name != "train":
         _check_relevant(split, places)
+        split.mark_checked()
 
 
 def _is_long(split: Split, side: str, row: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from soft_trainer.choices import COMPARE_QUERIES, ESTIMATORS, WEIGHTINGS
+from soft_trainer.choices import ESTIMATORS, WEIGHTINGS
 from soft_trainer.criterion import Criterion
 from soft_trainer.encoders.hub_files import published_name, repository_file
 from soft_trainer.encoders.packaged import BASE
@@ -281,7 +281,8 @@ def _abilities(estimator, document_column: str | None) -> tuple[bool, bool]:
         document_column: the option `bm25_document_column`.
     """
     if isinstance(estimator, str) and ":" not in estimator:
-        return True, estimator not in COMPARE_QUERIES or (estimator == "bm25" and document_column is not None)
+        choice = ESTIMATORS[estimator]
+        return choice.finds_neighbours, choice.compares_codes or (estimator == "bm25" and document_column is not None)
     if isinstance(estimator, str):
         estimator = import_reference("estimator", estimator)
     return callable(getattr(estimator, "neighbours", None)), getattr(estimator, "compares_codes", True)
@@ -290,8 +291,8 @@ def _abilities(estimator, document_column: str | None) -> tuple[bool, bool]:
 def estimator_name(estimator) -> str:
     """Returns the value of the option `estimator` for an estimator object: a built-in name, or `module:Class`."""
     kind = type(estimator)
-    for name, reference in ESTIMATORS.items():
-        if reference == f"{kind.__module__.rpartition('.')[2]}:{kind.__qualname__}":
+    for name, choice in ESTIMATORS.items():
+        if choice and choice.reference == f"{kind.__module__.rpartition('.')[2]}:{kind.__qualname__}":
             return name
     return f"{kind.__module__}:{kind.__qualname__}"
 

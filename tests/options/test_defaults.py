@@ -211,6 +211,7 @@ CONSEQUENCES = [
     ("search", {"estimator": "bm25", "bm25_document_column": "code_tokens"}, None, {}),
     ("search", {}, BM25Estimator(), {"weighting": "linear"}),
     ("search", {}, Plain(), {"train_sampling_strategy": "random"}),
+    ("search", {"estimator": "scores"}, None, {"train_sampling_strategy": "random"}),
     (
         "search",
         {"estimator": "none"},
