@@ -12,10 +12,10 @@ from contextlib import suppress
 
 from soft_trainer.choices import ESTIMATORS, WEIGHTINGS
 from soft_trainer.criterion import Criterion
-from soft_trainer.encoders.hub_files import published_name, repository_file
+from soft_trainer.encoders.hub_files import published_name, repository_file, split_revision
 from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.passes import computes_bf16
-from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import TEACHER_WEIGHT
 from soft_trainer.options.option_spec import changed_options
@@ -253,6 +253,9 @@ def _adapt(choice: _Choice, kind: str, estimator) -> None:
     if default_loss == "info_nce":
         choice.follow("estimator", "its similarities become weights", {}, "soft_info_nce")
     finds, compares = _abilities(estimator or args.estimator, args.bm25_document_column)
+    if args.estimator == "trained_model" and args.estimator_model is not None:
+        with suppress(UserError):  # a missing teacher has a better message where it is loaded
+            finds = finds and not is_cross_encoder(*split_revision(args.estimator_model))
     if not finds:
         choice.follow("estimator", "it cannot find similar rows", {"train_sampling_strategy": "random"})
     loss = args.loss or "soft_info_nce"

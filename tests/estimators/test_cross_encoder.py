@@ -165,6 +165,13 @@ def test_the_loss_in_sentence_transformers_learns_from_a_cross_encoder(plain, en
     assert found.item() == pytest.approx(float(expected) / 8, abs=1e-5)
 
 
+def test_an_encoder_for_search_gets_batches_that_a_cross_encoder_allows(plain, encoder_dir, named, tmp_path, capsys):
+    args = SoftInfoNCETrainingArguments(str(tmp_path / "out"), teacher=str(plain), use_cpu=True, negatives_per_query=2)
+    trainer = SoftInfoNCETrainer(str(encoder_dir), args, Dataset.from_list(named))
+    assert trainer.args.train_sampling_strategy == "random" and isinstance(trainer.estimator, CrossEncoderEstimator)
+    assert "it cannot find similar rows, so train_sampling_strategy=random" in capsys.readouterr().err
+
+
 # ---- Where an encoder is expected ----
 
 EXPECTED = {
