@@ -36,9 +36,6 @@ WORKS = {
         "test_every_strategy_pushes_an_encoder_that_loads_by_name": "hub_strategy hub_always_push",
         "test_private_on_a_branch_and_without_a_card": "hub_token hub_revision hub_private_repo",
     },
-    "options/test_defaults.py": {
-        "test_bf16_is_the_default_on_a_device_that_computes_in_it": "bf16",
-    },
     "run/test_record.py": {
         "test_a_run_that_only_measures_leaves_the_card_of_the_training": "do_train do_predict",
     },
@@ -83,10 +80,9 @@ WORKS = {
         "test_a_batch_that_does_not_fit_in_memory_is_made_smaller": "auto_find_batch_size",
         "test_a_loss_that_is_not_finite_is_noticed_without_urls_and_if_the_log_hides_it": "logging_nan_inf_filter",
         "test_activation_checkpointing_changes_no_gradient": "activation_checkpointing gradient_checkpointing",
-        "test_bfloat16_or_a_compiled_model_trains_nearly_as_a_plain_one": "torch_compile torch_compile_backend",
         "test_columns_of_a_pair_are_kept": "remove_unused_columns",
         "test_every_strategy_has_its_batches": "train_sampling_strategy",
-        "test_noise_on_embeddings_is_the_same_in_both_passes_of_gradient_caching": "neftune_noise_alpha",
+        "test_losses_are_near": "bf16 torch_compile torch_compile_backend neftune_noise_alpha",
         "test_the_seed_of_the_data_decides_the_batches": "seed data_seed",
         "test_tokens_are_counted": "include_num_input_tokens_seen",
         "test_training_resumes_from_no_weights_alone": "save_only_model",

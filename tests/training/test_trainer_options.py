@@ -120,12 +120,6 @@ def test_an_estimator_among_the_callbacks_gives_the_weights(trainer_of):
     assert trainer.estimator is estimator and trainer.criterion.loss == "soft_info_nce"
 
 
-def test_plain_arguments_say_that_they_train_with_infonce(trainer_of):
-    [line] = warned(trainer_of(plain=True, estimator=None))
-    assert line.startswith("TrainingArguments without an estimator train with InfoNCE, where SoftInfoNCETraining")
-    assert not warned(trainer_of(plain=True)) and not warned(trainer_of(estimator=None))
-
-
 def test_the_default_metric_of_plain_arguments_is_named_with_what_to_set(trainer_of):
     options = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
     with refused('metric_for_best_model="loss": there is no eval_loss', 'set metric_for_best_model="mrr"'):
@@ -313,12 +307,16 @@ def test_options_may_change_after_the_constructor(trainer_of):
     trainer.args.alpha, trainer.args.gather_negatives = 0.0, False
     trainer.train()
     assert {entry["weight_min"] for entry in trainer.state.log_history if "loss" in entry} == {1.0}
-    for name, value in (("alpha", -1.0), ("learning_rate", math.nan), ("label_smoothing_factor", 0.1)):
-        before = getattr(trainer.args, name)
-        setattr(trainer.args, name, value)
-        with pytest.raises(UserError, match=name):
-            trainer.train()
-        setattr(trainer.args, name, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("alpha", -1.0), ("learning_rate", math.nan), ("label_smoothing_factor", 0.1)]
+)
+def test_an_option_that_becomes_wrong_after_the_constructor_is_refused(trainer_of, name, value):
+    trainer = trainer_of()
+    setattr(trainer.args, name, value)
+    with pytest.raises(UserError, match=name):
+        trainer.train()
 
 
 def test_the_plan_is_made_once_and_again_only_if_something_has_changed(trainer_of, monkeypatch):
@@ -354,22 +352,52 @@ def test_a_collator_that_is_set_after_the_constructor_is_used_again(trainer_of, 
     assert max(len(inputs["borders"]) - 1 for inputs in batch.passes) == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_in_half_precision_is_named(trainer_of, model, capsys, dtype):
-    trainer = trainer_of(arguments={"model": model.to(dtype)}, estimator=None)
+STORED = "warning: the trained weights are stored in {}, so small updates are lost"
+# what is unusual -> arguments of `trainer_of`, the model's number format, changes of the profile, the only warning
+WARNINGS = {
+    "nothing": ({}, torch.float32, {}, None),
+    "no estimator": ({"estimator": None}, torch.float32, {}, None),
+    "plain arguments": ({"plain": True}, torch.float32, {}, None),
+    "plain arguments without an estimator": (
+        {"plain": True, "estimator": None},
+        torch.float32,
+        {},
+        "TrainingArguments without an estimator train with InfoNCE, where SoftInfoNCETraining",
+    ),
+    "a model in bfloat16": ({"estimator": None}, torch.bfloat16, {}, STORED.format("bfloat16")),
+    "a model in float16": ({"estimator": None}, torch.float16, {}, STORED.format("float16")),
+    "cosines without a scale": (
+        {},
+        torch.float32,
+        {"score_scale": 1.0},
+        "warning: unscaled cosines differ too little",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WARNINGS)
+def test_what_is_unusual_is_named(trainer_of, model, profile, name):
+    options, dtype, changes, expected = WARNINGS[name]
+    arguments = {"model": model.to(dtype), "encoder": profile.replace(**changes)}
+    trainer = trainer_of(arguments=arguments, **options)
     assert trainer.precision == str(dtype).removeprefix("torch.")
-    if dtype is torch.bfloat16:
-        trainer.train()
-        printed = capsys.readouterr().err
-        assert "the trained weights are stored in bfloat16" in printed and "bf16=True" in printed
+    found = warned(trainer)
+    if expected is None:
+        assert found == []
+    else:
+        [line] = found
+        assert line.startswith(expected)
 
 
 @pytest.mark.slow
-def test_cosine_scores_without_a_scale_are_named(train, profile, capsys):
+def test_warnings_are_printed_when_training_begins(train, model, profile, capsys):
     train(arguments={"encoder": profile.replace(score_scale=1.0)})
     assert "set score_scale, for example to 20" in capsys.readouterr().err
     train()
     assert "score_scale" not in capsys.readouterr().err
+    train(arguments={"model": model.to(torch.bfloat16)}, estimator=None)
+    printed = capsys.readouterr().err
+    assert "the trained weights are stored in bfloat16" in printed and "bf16=True" in printed
 
 
 @pytest.mark.slow
@@ -382,30 +410,35 @@ def test_activation_checkpointing_changes_no_gradient(train, model):
         check_weights(other, weights[0], atol=1e-6)
 
 
-@pytest.mark.slow
-def test_noise_on_embeddings_is_the_same_in_both_passes_of_gradient_caching(train, model):
-    before, logged = copy.deepcopy(model.state_dict()), []
-    for options in ({}, {"neftune_noise_alpha": 5.0}, {"neftune_noise_alpha": 5.0, "gradient_cache_chunk_size": 8}):
-        model.load_state_dict(before)
-        logged.append(losses_of(train(packing="false", **options)))
-    assert logged[0] != pytest.approx(logged[1], abs=1e-4)
-    assert logged[2] == pytest.approx(logged[1], abs=1e-4)
+BF16 = {"bf16": True}
+CACHED = {"gradient_cache_chunk_size": 8}
+PADDED = {"packing": "false"}
+NOISE = {"neftune_noise_alpha": 5.0}
+COMPILED = PADDED | {"torch_compile": True, "torch_compile_backend": "eager"}
+# name -> options of two trainings, a tolerance within which their losses are equal, and one within which they are not
+NEAR = {
+    "bfloat16": ({}, BF16, {"rel": 0.1}, {"abs": 0.0}),
+    "bfloat16 with gradient caching": ({}, BF16 | CACHED, {"rel": 0.1}, {"abs": 0.0}),
+    "a compiled model": (PADDED, COMPILED, {"abs": 1e-3}, None),
+    "noise on embeddings": (PADDED, PADDED | NOISE, {"abs": math.inf}, {"abs": 1e-4}),
+    "the same noise in both passes of gradient caching": (
+        PADDED | NOISE,
+        PADDED | NOISE | CACHED,
+        {"abs": 1e-4},
+        None,
+    ),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "near"),
-    [
-        ({"bf16": True}, {"rel": 0.1}),
-        ({"bf16": True, "gradient_cache_chunk_size": 8}, {"rel": 0.1}),
-        ({"torch_compile": True, "torch_compile_backend": "eager", "packing": "false"}, {"abs": 1e-3}),
-    ],
-)
-def test_bfloat16_or_a_compiled_model_trains_nearly_as_a_plain_one(train, _model, options, near):
+@pytest.mark.parametrize("name", NEAR)
+def test_losses_are_near(train, _model, name):
+    *both, near, far = NEAR[name]
     # A copy each time: accelerate prepares a model once.
-    padded = {name: value for name, value in options.items() if name == "packing"}
-    plain, other = (losses_of(train(arguments={"model": copy.deepcopy(_model)}, **each)) for each in (padded, options))
-    assert other == pytest.approx(plain, **near) and (other != plain or "bf16" not in options)
+    losses = [losses_of(train(arguments={"model": copy.deepcopy(_model)}, **options)) for options in both]
+    assert losses[1] == pytest.approx(losses[0], **near)
+    if far is not None:
+        assert losses[1] != pytest.approx(losses[0], **far)
 
 
 def test_an_optimizer_of_ones_own(train):
