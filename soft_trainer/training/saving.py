@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 from transformers import Trainer
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, rotate_checkpoints
 
 from soft_trainer import distributed
 from soft_trainer.data.trained_rows import write_trained_rows
@@ -90,13 +90,16 @@ class SavingTrainer(Trainer):
         `save_only_model`.
         """
         only_model = self.args.save_only_model
+        strategy = self.args.save_strategy
         self.args.save_only_model = False
+        self.args.save_strategy = SaveStrategy.NO  # otherwise, `Trainer` might note this folder as the best checkpoint
         self._is_rolling = True
         try:
             self._save_checkpoint(self.model_wrapped, None)
         finally:
             self._is_rolling = False
             self.args.save_only_model = only_model
+            self.args.save_strategy = strategy
 
     def _get_output_dir(self, trial) -> str:
         """Returns the folder for checkpoints: the output folder, a trial's folder, or the subfolder ROLLING."""
@@ -114,6 +117,19 @@ class SavingTrainer(Trainer):
             self._load_adapter(resume_from_checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _finalize_training(self, *args, **kwargs):
+        """Ends training as `Trainer` does, but keeps the newest checkpoint after Ctrl-C or SIGTERM.
+
+        With `save_total_limit=1`, `Trainer` would keep only the best one, and the run could not continue from here.
+        """
+        limit = self.args.save_total_limit
+        if self.ongoing.stopping.signal:
+            self.args.save_total_limit = None
+        try:
+            return super()._finalize_training(*args, **kwargs)
+        finally:
+            self.args.save_total_limit = limit
 
     def _load_best_model(self) -> None:
         """Loads the weights or the adapter of the best checkpoint."""

@@ -203,6 +203,17 @@ def test_a_stop_at_the_end_of_an_epoch_keeps_its_evaluation(stop, event, step, k
     assert [entry["step"] for entry in trainer.state.log_history if "eval_mrr" in entry][-1] == step
 
 
+BEST = {"load_best_model_at_end": True, "metric_for_best_model": "mrr", "greater_is_better": False}  # an early step
+
+
+@pytest.mark.slow
+def test_a_stop_at_the_end_of_an_epoch_keeps_its_checkpoint_beside_the_best(stop):
+    options = BEST | {"save_strategy": "epoch", "eval_strategy": "epoch", "save_total_limit": 1, "learning_rate": 1e-2}
+    trainer, _ = stop(signal.SIGINT, event="on_evaluate", step=6, **options)
+    assert trainer.state.best_global_step == 3 and trainer.args.save_total_limit == 1
+    assert names(trainer.args.output_dir) == ["checkpoint-3", "checkpoint-6"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("event", ["on_step_end", "on_evaluate"])
 def test_a_stop_at_an_evaluated_step_is_saved_after_the_evaluation(stop, event):
@@ -283,6 +294,17 @@ def test_checkpoints_by_time_change_no_weight_and_evict_no_checkpoint(trainer_of
         weights.append(trainer.model.state_dict())
         assert names(trainer.args.output_dir) == ["checkpoint-4", "checkpoint-5"]
     check_weights(*weights)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("always_late")
+def test_a_checkpoint_by_time_is_never_the_best(trainer_of):
+    options = BEST | {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 4}
+    trainer = trainer_of(**options, save_total_limit=1, max_steps=8, learning_rate=1e-2)
+    trainer.args.from_command_line = True
+    trainer.train()
+    assert trainer.state.best_global_step == 2 and trainer.state.best_model_checkpoint is None
+    assert trainer.args.save_strategy == "steps"
 
 
 def test_a_rolling_checkpoint_is_never_pushed(trainer_of):
