@@ -166,7 +166,8 @@ def test_the_loss_in_sentence_transformers_learns_from_a_cross_encoder(plain, en
 
 
 def test_an_encoder_for_search_gets_batches_that_a_cross_encoder_allows(plain, encoder_dir, named, tmp_path, capsys):
-    args = SoftInfoNCETrainingArguments(str(tmp_path / "out"), teacher=str(plain), use_cpu=True, negatives_per_query=2)
+    args = SoftInfoNCETrainingArguments(str(tmp_path / "out"), teacher=str(plain), use_cpu=True)
+    args.per_device_train_batch_size = 8
     trainer = SoftInfoNCETrainer(str(encoder_dir), args, Dataset.from_list(named))
     assert trainer.args.train_sampling_strategy == "random" and isinstance(trainer.estimator, CrossEncoderEstimator)
     assert "it cannot find similar rows, so train_sampling_strategy=random" in capsys.readouterr().err
