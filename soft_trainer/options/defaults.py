@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
+from accelerate.state import AcceleratorState
+
 from soft_trainer.choices import ESTIMATORS, WEIGHTINGS
 from soft_trainer.criterion import Criterion
 from soft_trainer.encoders.hub_files import published_name, repository_file, split_revision
@@ -73,12 +75,14 @@ def choose_precision(args: SoftInfoNCETrainingArguments, profile: EncoderProfile
     if args.bf16 is not None:
         return
     args.bf16 = args.mixed_precision == "bf16"
-    if args.mixed_precision != "no" or args.deepspeed_plugin is not None or profile.name == "static":
-        return
-    if computes_bf16(args.device):
+    chosen = args.mixed_precision != "no" or args.deepspeed_plugin is not None
+    if not chosen and profile.name != "static" and computes_bf16(args.device):
         args.bf16 = True
         args.mixed_precision = "bf16"
         args.precision_is_default = True
+    earlier = AcceleratorState._shared_state.get("_mixed_precision")  # of another trainer in this process
+    if not chosen and earlier not in (None, args.mixed_precision):
+        AcceleratorState._reset_state()  # otherwise, `accelerate` refuses a trainer with another precision
 
 
 def encoder_kind(profile: EncoderProfile, model: str | None, revision: str | None = None) -> str:
@@ -253,11 +257,14 @@ def _adapt(choice: _Choice, kind: str, estimator) -> None:
     if default_loss == "info_nce":
         choice.follow("estimator", "its similarities become weights", {}, "soft_info_nce")
     finds, compares = _abilities(estimator or args.estimator, args.bm25_document_column)
+    cause = "estimator"
     if args.estimator == "trained_model" and args.estimator_model is not None:
-        with suppress(UserError):  # a missing teacher has a better message where it is loaded
-            finds = finds and not is_cross_encoder(*split_revision(args.estimator_model))
+        with suppress(UserError):  # `choose_estimator` explains why it cannot be read
+            if is_cross_encoder(*split_revision(args.estimator_model)):
+                finds = False
+                cause = "estimator_model"
     if not finds:
-        choice.follow("estimator", "it cannot find similar rows", {"train_sampling_strategy": "random"})
+        choice.follow(cause, "it cannot find similar rows", {"train_sampling_strategy": "random"})
     loss = args.loss or "soft_info_nce"
     if not Criterion(loss=loss).uses_weights:
         choice.follow("loss", "it uses no weights", {"weighting": "linear"})

@@ -128,7 +128,7 @@ OTHER_VALUES = {
     "source_sampling": ["round_robin"],
     "negatives_per_query": [0, 2],
     "negative_ratio": [0.9],
-    "estimator": ["none", "bm25", "simcse", "trained_model", "initial_model", "own_losses:Plain"],
+    "estimator": ["none", "bm25", "simcse", "trained_model", "initial_model", "scores", "own_losses:Plain"],
     "estimator_model": ["TEACHER"],
     "bm25_idf": ["lucene"],
     "bm25_scope": ["corpus"],
@@ -209,6 +209,7 @@ CONSEQUENCES = [
     ("search", {"train_sampling_strategy": "no_duplicates"}, None, {}),
     ("search", {"estimator": "bm25"}, None, {"weighting": "linear"}),
     ("search", {"estimator": "bm25", "bm25_document_column": "code_tokens"}, None, {}),
+    ("search", {"estimator": "scores"}, None, {"train_sampling_strategy": "random"}),
     ("search", {}, BM25Estimator(), {"weighting": "linear"}),
     ("search", {}, Plain(), {"train_sampling_strategy": "random"}),
     ("search", {"estimator": "scores"}, None, {"train_sampling_strategy": "random"}),
@@ -571,6 +572,15 @@ def precision_of(monkeypatch, tmp_path, profile):
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_bf16_is_the_default_on_a_device_that_computes_in_it(precision_of, device, options, expected):
     assert precision_of(device=device, **options) == expected
+
+
+@pytest.mark.slow
+def test_trainers_with_the_same_arguments_may_differ_in_precision(encoder_dir, dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    args = SoftInfoNCETrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none")
+    rows = concatenate_datasets([dataset] * 2)
+    precisions = [SoftInfoNCETrainer(str(name), args, rows).precision for name in (BASE, encoder_dir, BASE)]
+    assert precisions == ["float32", "bf16", "float32"]
 
 
 def test_a_cpu_before_torch_2_11_trains_in_float32(monkeypatch):
