@@ -51,7 +51,7 @@ STUDIED = frozenset(
     ripgrep seaborn sentence-transformers sentence_transformers sidekiq sinatra sphinx starlette sympy tornado trl twig
     uvicorn xarray""".split()
 )
-# Names of the same project in other places.
+# Other names of the same project.
 ALIASES = {
     "PIL": "pillow",
     "bs4": "beautifulsoup4",
@@ -300,7 +300,7 @@ class TrainingRows:
 
     @staticmethod
     def flat(ids: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the token ids of all texts, and the place where each text starts."""
+        """Returns the token ids of all texts, and the index at which each text starts."""
         starts = np.cumsum([0, *map(len, ids)])[:-1]
         return torch.from_numpy(np.concatenate(ids)), torch.from_numpy(starts)
 

@@ -24,6 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from gpu_environment import one_gpu
+
 from soft_trainer.files import write_json
 from soft_trainer.terminal import table
 
@@ -82,11 +84,6 @@ def run_part(arguments: argparse.Namespace, name: str, work: Path, limit: float)
     return found | {"seconds": round(time.monotonic() - start, 1)}
 
 
-def one_gpu() -> dict[str, str]:
-    """The variable that hides all GPUs but one, because the trainers would use all of them."""
-    return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
-
-
 def end(process: subprocess.Popen) -> None:
     """Ends a part and the processes that it has started."""
     os.killpg(process.pid, signal.SIGKILL)
@@ -102,33 +99,12 @@ def show(name: str, result: dict) -> None:
         print(line, flush=True)
 
 
-# ---- Goals ----
-
-
 def goals(parts: dict[str, dict]) -> list[list]:
-    """What we aim at on an H100, and what was measured: name, goal, figure."""
-    values = {name: result.get("values", {}) for name, result in parts.items()}
-    step = values.get("step", {})
-    loops = values.get("loops", {}).get("examples/s", {})
-    precisions = values.get("precisions", {}).get("seconds", {})
-    memory = values.get("memory", {}).get("GiB", {})
-
-    def ratio(of: dict, name: str, other: str) -> float | None:
-        if name in of and other in of:
-            return of[name] / of[other]
-        return None
-
-    peer = "sentence-transformers"
-    return [
-        ["ms a step, batch 64", "55", step.get("ms", {}).get("64")],
-        ["ms a step, batch 256", "130", step.get("ms", {}).get("256")],
-        [f"times as fast as {peer}, batch 64", "2.5", step.get("ratio", {}).get("64")],
-        [f"times as fast as {peer}, batch 256", "2.8", step.get("ratio", {}).get("256")],
-        ["the same, whole loops, four data workers", "1.5", ratio(loops, "InfoNCE, 4 workers", f"{peer}, 4 workers")],
-        ["waits for the GPU in a step", "0", values.get("waits", {}).get("waits", {}).get("InfoNCE")],
-        ["times as fast in bf16 as in float32", "2", ratio(precisions, "float32", "bf16")],
-        [f"peak memory, batch 64, divided by that of {peer}", "1 or less", ratio(memory, "ours 64", f"{peer} 64")],
-    ]
+    """What we aim at on an H100, and what the parts measured: name, goal, figure."""
+    found = []
+    for result in parts.values():
+        found += result.get("goals", [])
+    return found
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """The parts of `gpu.py`, each of which runs in a process of its own and writes its result as JSON.
 
-A result has `tables` and `notes` to print, `values` for the goals, and `wrong`, a sentence for each figure that is not
-only slow but wrong.
+A result has `tables` and `notes` to print, `values` for `gpu_page.py`, `goals` with what was measured, and `wrong`, a
+sentence for each figure that is not only slow but wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from encode import HEADERS as ENCODE_HEADERS, measure as measure_encoding
-from gpu import one_gpu
+from gpu_environment import one_gpu
 from measuring import draw, finish, machine, matrix_rate, ratios, set_up, spread
 from sentence_transformers_loss import without_dropout
 from starting_point import StartingPoint, begin, label
@@ -62,6 +62,9 @@ SKIPPED = {"status": "skipped: no CUDA"}
 HALF = "bfloat16"
 CLOSE = 0.02  # relative difference of losses in half precision
 SYNC = "synchronizing CUDA operation"  # in torch's warning about a wait
+# Our goals for a step, keyed by batch.
+MS_A_STEP = {64: "55", 256: "130"}
+TIMES_AS_FAST = {64: "2.5", 256: "2.8"}
 
 
 @dataclass(frozen=True)
@@ -118,11 +121,15 @@ class Result(dict):
     """A part's result."""
 
     def __init__(self):
-        super().__init__(tables=[], notes=[], values={}, wrong=[])
+        super().__init__(tables=[], notes=[], values={}, goals=[], wrong=[])
 
     def table(self, title: str, headers: list[str], rows: list[list]) -> None:
         """Adds a table."""
         self["tables"].append({"title": title, "headers": headers, "rows": rows})
+
+    def goal(self, name: str, goal: str, figure: float) -> None:
+        """Adds a figure with our goal for an H100."""
+        self["goals"].append([name, goal, figure])
 
     def check(self, holds: bool, sentence: str) -> None:
         """Adds a sentence to `wrong` if a check does not hold."""
@@ -286,11 +293,17 @@ def step(setting: Setting, model: str | None = None) -> Result:
             bare = ratios(found["bare"], base["bare"]) if faster else None
             shown = [spread(each) if each else None for each in (faster, bare)]
             lines.append([size, *name, losses[name], spread(whole, 1), *shown])
+        has_goals = model is None and size in MS_A_STEP
         if base:
-            result["values"]["ms"][str(size)] = 1e3 * statistics.median(base["whole"])
+            milliseconds = 1e3 * statistics.median(base["whole"])
+            result["values"]["ms"][str(size)] = milliseconds
+            if has_goals:
+                result.goal(f"ms a step, batch {size}", MS_A_STEP[size], milliseconds)
             if measured.get((PEER, HALF)):
                 faster = statistics.median(ratios(measured[PEER, HALF]["whole"], base["whole"]))
                 result["values"]["ratio"][str(size)] = faster
+                if has_goals:
+                    result.goal(f"times as fast as {PEER}, batch {size}", TIMES_AS_FAST[size], faster)
         setting.save(result)
     found = [loss for loss in losses.values() if loss is not None]
     result["notes"].append(f"Loss of one batch without dropout: from {min(found):.6f} to {max(found):.6f}.")
@@ -304,6 +317,7 @@ def loops(setting: Setting) -> Result:
     start = setting.start()
     scale = setting.scale
     figures = {}
+    rates = {}
     lines = []
     result["values"] = {"examples/s": figures}
     headers = ["way", "workers", "examples/s", "s before the first step", "GiB"]
@@ -322,8 +336,13 @@ def loops(setting: Setting) -> Result:
             free()
             if found:
                 figures[key] = found["examples/s"]
+                rates[name, workers] = found["examples/s"]
                 lines.append([name, workers, round(found["examples/s"]), found["before"], found["GiB"]])
                 setting.save(result)
+    own = rates.get(("InfoNCE", scale.workers))
+    theirs = rates.get((PEER, scale.workers))
+    if own and theirs:
+        result.goal(f"times as fast as {PEER} in whole loops, {scale.workers} data workers", "1.5", own / theirs)
     return result
 
 
@@ -519,6 +538,8 @@ def waits(setting: Setting) -> Result | dict:
         counts[name] = sum(counter.places.values()) / steps
         lines.append([name, counts[name], None])
         lines += [[None, number / steps, place] for place, number in counter.places.most_common(12)]
+        if name == "InfoNCE":
+            result.goal("waits for the GPU in a step", "0", counts[name])
         setting.save(result)
     return result
 
@@ -540,7 +561,9 @@ def memory(setting: Setting) -> Result | dict:
     result["values"] = {"GiB": figures}
     headers = ["batch", "way", "peak, GiB", "before, GiB"]
     result.table(f"Peak memory of three steps: {label(setting.encoder())}, {HALF}", headers, lines)
-    for size in setting.scale.batches:
+    scale = setting.scale
+    for size in scale.batches:
+        peaks = {}
         batches = [draw(len(start.rows), size, generator) for _ in range(3)]
         for name, way in ways.items():
             free()
@@ -549,8 +572,12 @@ def memory(setting: Setting) -> Result | dict:
             found = tried(result, name, lambda way=way, batches=batches: peak_of(way(), batches))
             if found is not None:
                 figures[f"{name} {size}"] = found
+                peaks[name] = found
                 lines.append([size, name, found, before])
                 setting.save(result)
+        if size == scale.batch and {"ours", PEER} <= peaks.keys():
+            title = f"peak memory, batch {size}, divided by that of {PEER}"
+            result.goal(title, "1 or less", peaks["ours"] / peaks[PEER])
     return result
 
 
@@ -632,6 +659,8 @@ def precisions(setting: Setting) -> Result:
         figures[precision] = results["train_runtime"]
         lines.append([precision, results["train_runtime"], results["train_loss"], results["test_mrr"], wall])
         setting.save(result)
+    if {"bf16", "float32"} <= figures.keys():
+        result.goal("times as fast in bf16 as in float32", "2", figures["float32"] / figures["bf16"])
     return result
 
 
@@ -763,7 +792,7 @@ def launched(setting: Setting, number: int, spec: Mapping, shares: bool) -> dict
     Args:
         shares: True if all processes use the same device, which no launcher does.
     """
-    own = [__file__.replace("gpu_parts.py", "gpu.py"), *sys.argv[1:], "--training", json.dumps(spec)]
+    own = [*sys.argv, "--training", json.dumps(spec)]  # the script that runs this part
     if not shares and number > 1:
         subprocess.run([*launcher(number, "bf16", setting.device), *own], check=True)
         return json.loads((setting.work / f"{spec['name']}.json").read_text())

@@ -35,7 +35,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu import one_gpu
+from gpu_environment import one_gpu
 
 os.environ |= {"HF_HUB_OFFLINE": "1", **one_gpu()}
 

@@ -45,7 +45,7 @@ def measure_ours(encoder, split) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def measure_theirs(model: str, split) -> tuple[np.ndarray, np.ndarray, dict]:
-    """Returns mteb's reciprocal rank up to place 1,000 and nDCG@10 of every query, and its scores."""
+    """Returns mteb's reciprocal rank up to rank 1,000 and nDCG@10 of every query, and its scores."""
     task = OwnRows(split)
     with tempfile.TemporaryDirectory() as folder:
         options = {"cache": None, "co2_tracker": False, "prediction_folder": folder}

@@ -52,7 +52,7 @@ EXTERNAL = ("sentence-transformers 512", "model2vec 512")
 
 @dataclass
 class Task:
-    """Queries and the corpus of a set as token ids, and the place of every query's answer in the corpus."""
+    """Queries and the corpus of a set as token ids, and the index of every query's relevant function in the corpus."""
 
     queries: scipy.sparse.csr_array
     codes: scipy.sparse.csr_array

@@ -124,9 +124,9 @@ def measure(case: dict, batch_size: int, pairs: int) -> list:
     added = loss_seconds(soft, soft._prepare_inputs(batches[0]), width) - loss_seconds(plain, unweighted[0], width)
     rows = batches[0].rows
     codes = batches[0].code_rows
-    added += seconds(lambda: soft.target_maker.weighed(batches[0].targets, rows, codes), 50)
+    added += seconds(lambda: soft.target_maker.add_weights(batches[0].targets, rows, codes), 50)
     bare = without_weights(batches[0].targets)
-    worker = seconds(lambda: soft.target_maker.compared(bare, rows, codes), 50)
+    worker = seconds(lambda: soft.target_maker.add_similarity(bare, rows, codes), 50)
     times = []
     for place, (without, batch) in enumerate(zip(unweighted, batches, strict=True)):
         order = ((plain, without), (soft, batch))

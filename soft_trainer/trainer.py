@@ -62,7 +62,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.estimators.registry import estimator_of_run
-from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets, rank_corpus
+from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, by_corpus, mean_over_sets, rank_corpus
 from soft_trainer.options.defaults import apply_defaults
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -282,7 +282,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             preflight.check_adapter(self.model, self.args, self.encoder)
 
     def _decide_passes(self) -> None:
-        """Decides how forward passes run, once for each model. Every process gets the main process's answer.
+        """Decides how forward passes run, once for each model. Every process gets the main process's decision.
 
         Raises:
             UserError: `packing` is true, but the passes must be padded.
@@ -382,8 +382,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         false_negatives = self.plan.options.false_negatives
         relevant = None if false_negatives == "ignore" else rows.answers
         keeps = false_negatives == "positives"
-        rounds = self.args.device.type != "cpu"
-        return TargetMaker(self.criterion, self.estimator, relevant, keeps, rows.without_query, rounds)
+        sends_float32 = self.args.device.type != "cpu"
+        return TargetMaker(self.criterion, self.estimator, relevant, keeps, rows.without_query, sends_float32)
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
@@ -414,10 +414,10 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _prepare_inputs(self, inputs: Batch) -> Batch:
         """Moves a batch to this process's device, and computes its weights there."""
         inputs = inputs.to(self.args.device)
-        if inputs.weighed or not self.criterion.needs_similarity or not len(inputs.targets):
+        if inputs.has_weights or not self.criterion.needs_similarity or not len(inputs.targets):
             return inputs
-        targets = self.target_maker.weighed(inputs.targets, inputs.query_rows, inputs.code_rows)
-        return dataclasses.replace(inputs, targets=targets, weighed=True)
+        targets = self.target_maker.add_weights(inputs.targets, inputs.query_rows, inputs.code_rows)
+        return dataclasses.replace(inputs, targets=targets, has_weights=True)
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
         """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""
@@ -663,15 +663,15 @@ class SoftInfoNCETrainer(SavingTrainer):
         Returns:
             `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size` and so on, the same on all processes. If
             `evaluated_dims` contains 256, also `PREFIX_mrr_256`. For a dict of data sets, `PREFIX_KEY_mrr` and so on,
-            and the mean over the sets as `PREFIX_mrr`.
+            and the mean over the sets as `PREFIX_mrr`. A corpus that several sets share is encoded once.
         """
         if isinstance(eval_dataset, str):
             eval_dataset = {eval_dataset: self.eval_dataset[eval_dataset]}
         sets = self._splits(self.eval_dataset if eval_dataset is None else eval_dataset, codebase, metric_key_prefix)
         if isinstance(sets, Mapping):
             metrics = {}
-            for key, split in sets.items():
-                metrics |= self.predict(split, metric_key_prefix=f"{metric_key_prefix}_{key}").metrics
+            for output in self.predict_sets(sets, metric_key_prefix).values():
+                metrics |= output.metrics
             metrics |= mean_over_sets(metrics, metric_key_prefix, tuple(sets))
         else:
             metrics = self.predict(sets, metric_key_prefix=metric_key_prefix).metrics
@@ -716,6 +716,26 @@ class SoftInfoNCETrainer(SavingTrainer):
         prefix = f"{metric_key_prefix}_"  # the user's metrics may have it; speed metrics start with "_"
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}
         return dataclasses.replace(output, metrics=metrics)
+
+    def predict_sets(self, sets: Mapping[str, Split], metric_key_prefix: str = "test") -> dict[str, RetrievalOutput]:
+        """Ranks the corpus of each split as `predict` does, and encodes a corpus that several splits share only once.
+
+        Args:
+            sets: the splits, keyed by name.
+            metric_key_prefix: the metrics are called `PREFIX_KEY_mrr` and so on. The runtimes of splits that share a
+                corpus exclude its encoding.
+
+        Returns:
+            The outputs of `predict`, with the keys of `sets`.
+        """
+        outputs = {}
+        for group in by_corpus(sets):
+            codes = None
+            if len(group) > 1:
+                codes = self.embed_rows(next(iter(group.values())).corpus, "code")
+            for key, split in group.items():
+                outputs[key] = self.predict(split, metric_key_prefix=f"{metric_key_prefix}_{key}", codes=codes)
+        return {key: outputs[key] for key in sets}
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
         """Searches hyperparameters as `Trainer` does. Maximises `metric_for_best_model`, or MRR if that is not set."""

@@ -1,3 +1,4 @@
+import inspect
 import pkgutil
 import re
 
@@ -7,9 +8,14 @@ from soft_trainer.estimators.base import Estimator, NeighbourEstimator
 
 def test_every_estimator_is_a_class_and_messages_list_those_that_find_neighbours():
     classes = {}
-    for name, place in choices.ESTIMATORS.items():
-        if place is not None:
-            classes[name] = pkgutil.resolve_name(f"soft_trainer.estimators.{place}")
+    for name, choice in choices.ESTIMATORS.items():
+        if choice is not None:
+            classes[name] = pkgutil.resolve_name(f"soft_trainer.estimators.{choice.reference}")
     assert all(issubclass(each, Estimator) for each in classes.values())
+    for name, each in classes.items():
+        choice = choices.ESTIMATORS[name]
+        assert choice.finds_neighbours == issubclass(each, NeighbourEstimator), name
+        assert choice.takes_model == ("model_name_or_path" in inspect.signature(each).parameters), name
+        assert name == "bm25" or choice.compares_codes == each.compares_codes, name
     listed = re.split(", | or ", choices.FIND_NEIGHBOURS)
     assert sorted(listed) == sorted(name for name, each in classes.items() if issubclass(each, NeighbourEstimator))

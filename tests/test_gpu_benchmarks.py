@@ -40,11 +40,13 @@ def test_parts_run_and_a_failed_one_does_not_stop_the_others(data_dir, tmp_path)
     options = ["--data_dir", data_dir, "--model", tmp_path / "missing", "--output", "out/gpu.json", "--patience", "20"]
     options += ["--parts", ",".join(PARTS)]
     code, printed = run(tmp_path, "gpu.py", *options)
-    parts = json.loads((tmp_path / "out/gpu.json").read_text())["parts"]
+    page = json.loads((tmp_path / "out/gpu.json").read_text())
+    parts = page["parts"]
     expected = dict.fromkeys(parts, "done") | dict.fromkeys(NEED_CUDA, "skipped: no CUDA")
     expected["step_of_model"] = "failed with exit code 1"
     assert {name: part["status"] for name, part in parts.items()} == expected, printed
     assert {*parts} == {*PARTS} and code == 1
+    assert page["goals"] == [], "a tiny encoder has no goals"
     assert not any(part.get("wrong") for part in parts.values()), printed
     assert "missing" in "\n".join(parts["step_of_model"]["log"])
     assert parts["machine"]["tables"][0]["rows"][-1] == ["passes", "packed"]
@@ -61,6 +63,15 @@ def test_a_part_that_takes_too_long_is_stopped(data_dir, tmp_path):
     options = ["--data_dir", data_dir, "--parts", "machine", "--patience", "0.02", "--output", tmp_path / "gpu.json"]
     code, printed = run(tmp_path, "gpu.py", *options)
     assert code == 1 and "## machine: stopped after 2 s" in printed, printed
+
+
+@pytest.mark.slow
+def test_the_goals_are_those_that_the_parts_measured(parts):
+    import gpu
+
+    result = parts.Result()
+    result.goal("waits for the GPU in a step", "0", 0.5)
+    assert gpu.goals({"machine": {}, "waits": result}) == [["waits for the GPU in a step", "0", 0.5]]
 
 
 @pytest.mark.slow

@@ -148,7 +148,7 @@ def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
             means = np.mean(own[level], axis=0)
             against = "" if name == WORDS else _difference(verdict, name, WORDS, level)[1]
             rows.append([level, safe(name), len(verdict.queries), means[0], means[2], against])
-    headers = ["answers", "search by", "queries", "MRR", "recall@10", "MRR against words (95 % interval)"]
+    headers = ["level", "search by", "queries", "MRR", "recall@10", "MRR against words (95 % interval)"]
     answers = []
     for place, query in enumerate(verdict.queries):
         ranks = {name: own["functions"][place].mrr for name, own in verdict.measured.items()}

@@ -320,7 +320,7 @@ def _check_one_code(
             known, other = first.setdefault(name, (text, f"{places[split]}, row {row + 1}"))
             if known != text:
                 raise UserError(
-                    f"{places[split]}, row {row + 1}: {id_column} {name!r} belongs to a different code in {other}"
+                    f"{places[split]}, row {row + 1}: {id_column} {name!r} belongs to a different function in {other}"
                 )
 
 

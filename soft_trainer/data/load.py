@@ -309,6 +309,8 @@ def make_splits(
         if check:
             code_place = places[name] if pairs else places["codebase"]
             check_split(pairs or split, name, files={"query": places[name], "code": code_place})
+            if name != "train":
+                split.mark_checked()  # `pairs` has the same rows
         name_repeated(rows, places[name])
         splits[name] = split
     if not splits:
@@ -420,7 +422,8 @@ def evaluation_splits(
             }
         return {key: evaluation_splits(part, codebase, f"{name}[{key!r}]", names) for key, part in sets.items()}
     if isinstance(sets, Split):
-        check_split(sets, name)
+        if not sets.checked:
+            check_split(sets, name)
         return sets
     tables = {name: as_rows(sets, name)}
     if codebase is not None:

@@ -28,6 +28,8 @@ def check_split(
 ) -> None:
     """Checks the texts, languages, ids and relevant functions of a split before training or evaluation.
 
+    A split that is not for training is then marked as checked.
+
     Args:
         name: the name of the split in messages. For "train", relevant functions are not checked.
         profile: the encoder that reads the rows. If None, a row needs a text in any query or code column.
@@ -66,6 +68,7 @@ def check_split(
             raise UserError(f"{place}, {_listed(empty)}: column 'language' is missing or empty")
     if name != "train":
         _check_relevant(split, places)
+        split.mark_checked()
 
 
 def _is_long(split: Split, side: str, row: int) -> bool:
@@ -86,12 +89,12 @@ def check_labels(rows: Dataset, place: str) -> None:
         wrong = np.flatnonzero(pd.to_numeric(labels, errors="coerce").to_numpy() < 1)
         if len(wrong):
             raise UserError(
-                f"{place}, {_listed(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but every row's code "
-                f"counts as relevant to its query; keep only the rows with {column} 1"
+                f"{place}, {_listed(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but every row's "
+                f"function counts as relevant to its query; keep only the rows with {column} 1"
             )
     if unread := columns_in(rows, UNREAD):
         print_on_main(
-            f"{place}: ignoring column {unread[0]!r}, because every row's code counts as relevant to its query"
+            f"{place}: ignoring column {unread[0]!r}, because every row's function counts as relevant to its query"
         )
 
 
@@ -114,7 +117,7 @@ def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
     if relevance.has_ids and split.judgments.examples is None:
         for side, rows in (("query", split.queries), ("code", split.corpus)):
             if "url" not in rows.column_names:
-                raise UserError(f"{places[side]}: no column 'url', the id that connects a query with its code")
+                raise UserError(f"{places[side]}: no column 'url', the id that connects a query with its function")
             if len(empty := blank_rows(rows, ["url"])):
                 raise UserError(f"{places[side]}, {_listed(empty)}: the id, column 'url', is missing or empty")
         if (repeated := relevance.repeated_code()) is not None:

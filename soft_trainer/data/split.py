@@ -155,6 +155,9 @@ class Split:
         sources: if rows come from several sources, the numbers of queries, functions and pairs of each source, keyed
             by name in the order of the rows.
         called: the original names of renamed columns, keyed by their new names.
+
+    Attributes:
+        checked: True once `check_split` has found the rows usable for evaluation. A changed copy is not checked.
     """
 
     queries: Dataset
@@ -162,6 +165,11 @@ class Split:
     judgments: Judgments
     sources: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     called: Mapping[str, str] = field(default_factory=dict)
+    checked: bool = field(default=False, init=False, compare=False)
+
+    def mark_checked(self) -> None:
+        """Records that the rows are usable for evaluation, so that they are not checked again."""
+        object.__setattr__(self, "checked", True)
 
     def __len__(self) -> int:
         """Returns the number of queries."""

@@ -21,6 +21,7 @@ from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.packing import PACKED, Passes, encode_packed, pack, token_ids
+from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import encoder_fingerprint
@@ -195,23 +196,16 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
     Args:
         outputs: the model's outputs, with `pooler_output` for "pooler", otherwise `last_hidden_state`, Tensor[B, L,
             d].
-        attention_mask: Tensor[B, L], 1 on the tokens to pool. The mean is 0 for a text without tokens.
+        attention_mask: Tensor[B, L], 1 on the tokens to pool.
     """
-    if profile.pooling == "pooler":
-        embeddings = at_least_float32(outputs.pooler_output)
-    elif profile.pooling == "mean":
-        states = at_least_float32(outputs.last_hidden_state)
-        mask = attention_mask.unsqueeze(-1).to(states.dtype)
-        embeddings = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
-    else:
-        states = outputs.last_hidden_state
-        mask = attention_mask.int()
-        # If values are equal, `argmax` returns the first.
-        if profile.pooling == "cls":
-            place = mask.argmax(1)
-        else:
-            place = mask.shape[1] - 1 - mask.flip(1).argmax(1)
-        embeddings = at_least_float32(states[torch.arange(len(states), device=states.device), place])
+    pooling = POOLINGS[profile.pooling]
+    embeddings = pooling.padded(getattr(outputs, pooling.output), attention_mask)
+    return _normalized(profile, embeddings)
+
+
+def _normalized(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
+    """Converts pooled vectors to float32 or higher, and scales them to unit length if the profile does."""
+    embeddings = at_least_float32(embeddings)
     if profile.normalize:
         return F.normalize(embeddings, dim=-1)
     return embeddings
@@ -298,14 +292,15 @@ def _encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tens
         pooling_mask = pooling_mask * (inputs["input_ids"] != unknown)
     if profile.pooling == "mean" and model.training and getattr(plain, "takes_means", False):
         means = model(mean_over=pooling_mask, **inputs)
-        return pool(profile.replace(pooling="pooler"), means, pooling_mask)
+        return _normalized(profile, means.pooler_output)
     if padding_mask.device.type != "cpu" and reads_broadcast_masks(plain.config):
         # From a mask with two dimensions, `transformers` would compute whether anything is padded, and the host would
         # wait for the result.
         inputs["attention_mask"] = padding_mask.bool()[:, None, None, :]
     outputs = model(**inputs)
-    # The last token belongs to the prompt only if the prompt is the whole text.
-    return pool(profile, outputs, padding_mask if profile.pooling == "last_token" else pooling_mask)
+    if POOLINGS[profile.pooling].skips_prompt:
+        return pool(profile, outputs, pooling_mask)
+    return pool(profile, outputs, padding_mask)
 
 
 def reads_broadcast_masks(config) -> bool:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from soft_trainer.encoders.adapters import check_apart_from_base, has_adapter, merge_adapter, save_adapter
 from soft_trainer.encoders.loading import pooling_layer
+from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import is_static, saved_config, saved_tensors
 from soft_trainer.encoders.static_encoder import NO_LENGTH
@@ -111,17 +112,16 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
         transformer["model_args"] = options
     modules = [("Transformer", "")]
     files: dict[str, object] = {}
-    if profile.pooling == "pooler":
-        text = {"method": "forward", "method_output_name": "pooler_output"}
+    pooling = POOLINGS[profile.pooling]
+    if pooling.key is None:
+        text = {"method": "forward", "method_output_name": pooling.output}
         transformer |= {"modality_config": {"text": text}, "module_output_name": "sentence_embedding"}
     else:
         modules.append(("Pooling", "1_Pooling"))
         # All releases of sentence-transformers read these older keys.
         files["1_Pooling/config.json"] = {
             "word_embedding_dimension": model.config.hidden_size,
-            "pooling_mode_mean_tokens": profile.pooling == "mean",
-            "pooling_mode_cls_token": profile.pooling == "cls",
-            "pooling_mode_lasttoken": profile.pooling == "last_token",
+            **{each.key: each is pooling for each in POOLINGS.values() if each.key},
             "include_prompt": profile.include_prompt,
         }
     if profile.normalize:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.errors import UserError, extra_needed
 from soft_trainer.files import read_json
 from soft_trainer.fingerprints import encoder_file_hashes, fingerprint
@@ -133,26 +134,15 @@ class OnnxEncoder:
         ids[mask] = np.concatenate([np.array(row, np.int64) for row in rows])
         inputs = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
         (states,) = self._session.run(None, inputs)
-        pooled = self._pooled(states, mask, mask & (positions >= self._settings["prompt_lengths"][side]))
+        pooling = POOLINGS[self._profile["pooling"]]
+        if pooling.skips_prompt:
+            mask = mask & (positions >= self._settings["prompt_lengths"][side])
+        pooled = pooling.exported(states, mask)
         if not self._profile["normalize"]:
             return pooled[:, : self.dimensions]
         if self.truncate_dim is None:
             return normalized(pooled)[:, : self.dimensions]
         return normalized(pooled[:, : self.dimensions])
-
-    def _pooled(self, states: np.ndarray, mask: np.ndarray, pooling_mask: np.ndarray) -> np.ndarray:
-        """Pools token vectors into one vector per text, like `encoders.encoding.pool`."""
-        pooling = self._profile["pooling"]
-        if pooling == "pooler":
-            return states
-        if pooling == "mean":
-            counts = np.maximum(pooling_mask.sum(1, keepdims=True), 1)
-            return np.einsum("bld,bl->bd", states, pooling_mask.astype(np.float32)) / counts
-        if pooling == "cls":
-            position = pooling_mask.argmax(1)
-        else:
-            position = mask.shape[1] - 1 - mask[:, ::-1].argmax(1)
-        return states[np.arange(len(states)), position]
 
 
 def _session(path: Path):

@@ -28,6 +28,7 @@ from soft_trainer.encoders.onnx import (
     OnnxEncoder,
     has_onnxruntime,
 )
+from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import is_static
 from soft_trainer.errors import UserError
@@ -183,7 +184,7 @@ class _Transformer(nn.Module):
     def __init__(self, model: nn.Module, profile: EncoderProfile):
         super().__init__()
         self.model = model
-        self.output = "pooler_output" if profile.pooling == "pooler" else "last_hidden_state"
+        self.output = POOLINGS[profile.pooling].output
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Returns Tensor[B, L, d], or Tensor[B, d] from a pooler."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from soft_trainer.dataflow.inputs import packed_graphs, packed_node_embeddings
+from soft_trainer.encoders.pooling import POOLINGS, PackedStates
 from soft_trainer.encoders.profiles import EncoderProfile
 
 PACKED = "soft_trainer_packed"  # the name of the attention function in `transformers`
@@ -123,28 +124,9 @@ def encode_packed(model: nn.Module, plain: nn.Module, profile: EncoderProfile, i
         max_length_q=longest,
         max_length_k=longest,
     )
-    states = outputs.last_hidden_state.squeeze(0)
-    dtype = torch.promote_types(states.dtype, torch.float32)
-    starts = borders[:-1].long()
-    ends = borders[1:].long()
-    pooled_from = inputs["pooled_from"]
-    last = len(states) - 1  # a text without tokens at the end starts after it
-    if profile.pooling == "pooler":
-        # A pooler reads each row's first token. Under autocast, a wrapper makes the states of half weights float32.
-        first = states[starts.clamp(max=last)][:, None]
-        embeddings = plain.pooler(first.to(next(plain.pooler.parameters()).dtype))
-    elif profile.pooling == "mean":
-        place = torch.arange(len(states), device=states.device)
-        pooled = place >= pooled_from.repeat_interleave(ends - starts, output_size=len(states))
-        # Unlike a matrix product, this sum is never rounded to half precision, and it takes no memory.
-        kept = states.to(dtype) * pooled[:, None]
-        sums = torch.segment_reduce(kept, "sum", offsets=borders.long(), unsafe=True, initial=0)
-        embeddings = sums / (ends - pooled_from).clamp(min=1)[:, None]
-    elif profile.pooling == "cls":
-        embeddings = states[torch.where(pooled_from < ends, pooled_from, starts).clamp(max=last)]
-    else:
-        embeddings = states[(ends - 1).clamp(min=0)]
-    embeddings = embeddings.to(dtype)
+    states = PackedStates(outputs.last_hidden_state.squeeze(0), borders, inputs["pooled_from"])
+    embeddings = POOLINGS[profile.pooling].packed(plain, states)
+    embeddings = embeddings.to(torch.promote_types(states.vectors.dtype, torch.float32))
     if profile.normalize:
         return F.normalize(embeddings, dim=-1)
     return embeddings

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.encoders.hub_files import base_of, published_name, reading, repository_file
+from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.sentence_transformers_fields import (
     SETTINGS_FILE,
     TRANSFORMER_FILES,
@@ -23,7 +24,6 @@ from soft_trainer.files import PROFILE_FILE, read_json, write_json
 from soft_trainer.terminal import nearest
 
 logger = logging.getLogger(__name__)
-POOLINGS = ("mean", "cls", "last_token", "pooler")
 SCORE_FUNCTIONS = ("dot", "cosine")
 DTYPES = ("float32", "bfloat16", "float16")  # the dtypes of weights
 _SPECIAL_TOKEN = r"<[^<>\s]+>"
@@ -227,12 +227,8 @@ KNOWN_ENCODERS = {
     "unixcoder-base-nine": "unixcoder",
 }
 # Our names for sentence-transformers' pooling modes, including those of older releases.
-_POOLING_NAMES = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "last_token",
-    "lasttoken": "last_token",
-}
+_POOLING_NAMES = {pooling.mode: name for name, pooling in POOLINGS.items() if pooling.mode}
+_POOLING_NAMES |= {pooling.key: name for name, pooling in POOLINGS.items() if pooling.key}
 
 
 def profile_of(model) -> EncoderProfile:

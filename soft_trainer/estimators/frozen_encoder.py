@@ -175,7 +175,7 @@ class SimCSEEstimator(EncodedRowsEstimator):
     """Estimates the similarity of queries and functions by the cosine of two query embeddings (Section 3.2, "SimCSE").
 
     A function is represented by the query in its first training pair. The sentence encoder is a sentence-transformers
-    model with its pooling, or a plain `AutoModel` with mean pooling. The paper fine-tunes `registry.PAPER_MODEL` for
+    model with its pooling, or a plain `AutoModel` with mean pooling. The paper fine-tunes `choices.PAPER_MODEL` for
     this estimator; `examples/simcse.py` shows how.
     """
 

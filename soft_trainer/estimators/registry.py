@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Sequence
 
-from soft_trainer.choices import ESTIMATORS
+from soft_trainer.choices import ESTIMATORS, EstimatorChoice
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
@@ -19,12 +19,6 @@ from soft_trainer.options.fields import EstimatorOptions
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.references import import_reference
 from soft_trainer.terminal import print_on_main
-
-PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's SimCSE estimator starts from it
-
-
-# The estimators whose encoder `--estimator_model` selects, with their default encoders.
-DEFAULT_MODELS: dict[str, str | None] = {"trained_model": None, "simcse": PAPER_MODEL}
 
 
 def choose_estimator(
@@ -44,11 +38,13 @@ def choose_estimator(
     """
     name = arguments.estimator or "none"
     model = arguments.estimator_model
+    choice = None
     if ":" in name:
         estimator = _users_own(name)
     else:
-        estimator = _known(name, arguments, query_columns, trust_remote_code)
-    if model and name not in DEFAULT_MODELS:
+        choice = ESTIMATORS[name]
+        estimator = _known(name, choice, arguments, query_columns, trust_remote_code)
+    if model and not (choice and choice.takes_model):
         print_on_main(f"warning: estimator_model={model} has no effect, because estimator={name} takes no model")
     return estimator
 
@@ -75,12 +71,16 @@ def estimator_of_run(
 
 
 def _known(
-    name: str, arguments: EstimatorOptions, query_columns: Sequence[str], trust_remote_code: bool
+    name: str,
+    choice: EstimatorChoice | None,
+    arguments: EstimatorOptions,
+    query_columns: Sequence[str],
+    trust_remote_code: bool,
 ) -> Estimator | None:
-    """Creates a built-in estimator, a key of `choices.ESTIMATORS`, with the options in `arguments`."""
-    if ESTIMATORS[name] is None:
+    """Creates a built-in estimator, an entry of `choices.ESTIMATORS`, with the options in `arguments`."""
+    if choice is None:
         return None
-    estimator_class = pkgutil.resolve_name(f"soft_trainer.estimators.{ESTIMATORS[name]}")
+    estimator_class = pkgutil.resolve_name(f"soft_trainer.estimators.{choice.reference}")
     folder = arguments.estimator_cache_dir or DEFAULT_FOLDER
     if folder == "none":
         folder = None
@@ -88,8 +88,8 @@ def _known(
     if name == "bm25":
         options |= {"column": query_columns[0], "document_column": arguments.bm25_document_column}
         options |= {"idf": arguments.bm25_idf, "scope": arguments.bm25_scope}
-    if name in DEFAULT_MODELS:
-        model = arguments.estimator_model or DEFAULT_MODELS[name]
+    if choice.takes_model:
+        model = arguments.estimator_model or choice.default_model
         if model is None:
             raise UserError(f"estimator={name}: set estimator_model to a folder or a Hub name")
         base, revision = split_revision(model)

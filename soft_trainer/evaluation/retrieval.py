@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -17,6 +18,7 @@ from soft_trainer.data.split import Judgments, Split
 from soft_trainer.encoders.encoding import comparable, shorten
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
+from soft_trainer.fingerprints import rows_fingerprint
 
 CUT = 10  # the ranks that count for nDCG
 MAP = "map"
@@ -165,6 +167,14 @@ def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
     place = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
     found = place.groupby(pairs["query"]).rank(method="first")
     return np.bincount(pairs["query"], found / place) / np.bincount(pairs["query"])
+
+
+def by_corpus(sets: Mapping[str, Split]) -> list[dict[str, Split]]:
+    """Groups evaluation sets whose corpora have equal rows, so that each corpus is encoded once."""
+    groups = defaultdict(dict)
+    for name, split in sets.items():
+        groups[rows_fingerprint(split.corpus)][name] = split
+    return list(groups.values())
 
 
 def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from accelerate.state import AcceleratorState
 
-from soft_trainer.choices import COMPARE_QUERIES, ESTIMATORS, WEIGHTINGS
+from soft_trainer.choices import ESTIMATORS, WEIGHTINGS
 from soft_trainer.criterion import Criterion
 from soft_trainer.encoders.hub_files import published_name, repository_file, split_revision
 from soft_trainer.encoders.packaged import BASE
@@ -257,14 +257,11 @@ def _adapt(choice: _Choice, kind: str, estimator) -> None:
     if default_loss == "info_nce":
         choice.follow("estimator", "its similarities become weights", {}, "soft_info_nce")
     finds, compares = _abilities(estimator or args.estimator, args.bm25_document_column)
-    cause = "estimator"
     if args.estimator == "trained_model" and args.estimator_model is not None:
-        with suppress(UserError):  # `choose_estimator` explains why it cannot be read
-            if is_cross_encoder(*split_revision(args.estimator_model)):
-                finds = False
-                cause = "estimator_model"
+        with suppress(UserError):  # a missing teacher has a better message where it is loaded
+            finds = finds and not is_cross_encoder(*split_revision(args.estimator_model))
     if not finds:
-        choice.follow(cause, "it cannot find similar rows", {"train_sampling_strategy": "random"})
+        choice.follow("estimator", "it cannot find similar rows", {"train_sampling_strategy": "random"})
     loss = args.loss or "soft_info_nce"
     if not Criterion(loss=loss).uses_weights:
         choice.follow("loss", "it uses no weights", {"weighting": "linear"})
@@ -291,8 +288,8 @@ def _abilities(estimator, document_column: str | None) -> tuple[bool, bool]:
         document_column: the option `bm25_document_column`.
     """
     if isinstance(estimator, str) and ":" not in estimator:
-        compares = estimator not in COMPARE_QUERIES or (estimator == "bm25" and document_column is not None)
-        return estimator != "scores", compares
+        choice = ESTIMATORS[estimator]
+        return choice.finds_neighbours, choice.compares_codes or (estimator == "bm25" and document_column is not None)
     if isinstance(estimator, str):
         estimator = import_reference("estimator", estimator)
     return callable(getattr(estimator, "neighbours", None)), getattr(estimator, "compares_codes", True)
@@ -301,8 +298,8 @@ def _abilities(estimator, document_column: str | None) -> tuple[bool, bool]:
 def estimator_name(estimator) -> str:
     """Returns the value of the option `estimator` for an estimator object: a built-in name, or `module:Class`."""
     kind = type(estimator)
-    for name, reference in ESTIMATORS.items():
-        if reference == f"{kind.__module__.rpartition('.')[2]}:{kind.__qualname__}":
+    for name, choice in ESTIMATORS.items():
+        if choice and choice.reference == f"{kind.__module__.rpartition('.')[2]}:{kind.__qualname__}":
             return name
     return f"{kind.__module__}:{kind.__qualname__}"
 

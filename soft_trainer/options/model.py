@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from soft_trainer.encoders.profiles import DTYPES, POOLINGS, PROFILES, SCORE_FUNCTIONS
+from soft_trainer.encoders.pooling import POOLINGS
+from soft_trainer.encoders.profiles import DTYPES, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
 from soft_trainer.options.option_spec import AppliesIf, check_values, documented, option, unset
 

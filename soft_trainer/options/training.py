@@ -65,7 +65,7 @@ class _SignatureOfInit:
 
 
 def refuse_option_of_encoder(name: str) -> None:
-    """Raises UserError if an option of the command line belongs to the encoder, with its place in Python."""
+    """Raises UserError if an option of the command line belongs to the encoder, and says where to set it."""
     if name.startswith("lora_"):
         raise UserError(f"{name}: not a training argument; in Python, call model.add_adapter(peft.LoraConfig(...))")
     if name in option_specs(ModelArguments) and not hasattr(TrainingArguments, name):
@@ -91,12 +91,14 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     Attributes:
         named: the names of the options that the caller set.
         of_recipe: those of them that only a recipe set.
+        from_command_line: True if `parse` made the arguments.
         origins: after `apply_defaults`, who chose the value of an option: "encoder", "recipe" or "you".
         precision_is_default: True if `choose_precision` chose bf16.
     """
 
     named = frozenset()
     of_recipe = frozenset()
+    from_command_line = False
     origins = None
     precision_is_default = False
     __signature__ = _SignatureOfInit()

@@ -215,9 +215,9 @@ class SoftInfoNCELoss(nn.Module):
         if not self._batch_checked:
             check_codes(self.criterion, len(columns.code_rows))
             self._batch_checked = True  # a later batch may be the short last batch of an epoch
-        targets, _ = self.target_maker.of_rows(rows, columns.code_rows, columns.positives)
+        targets, _ = self.target_maker.find_positives(rows, columns.code_rows, columns.positives)
         targets = targets.mapped(lambda tensor: tensor.to(device))
-        return columns.places.to(device), self.target_maker.weighed(targets, rows, columns.code_rows)
+        return columns.places.to(device), self.target_maker.add_weights(targets, rows, columns.code_rows)
 
     def _scores(self, queries: Tensor, codes: Tensor) -> Tensor:
         """Computes scaled similarities, Tensor[B, N], in full precision even under autocast."""

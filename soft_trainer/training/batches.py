@@ -35,14 +35,14 @@ class Batch:
         queries: LongTensor[B], the index of each of this process's queries among the embeddings of the passes.
         codes: LongTensor[C], the index of each of this process's functions.
         targets: the positives and negatives of the B queries. The loader gives the estimator's similarities at most;
-            the step makes the weights from them (`TargetMaker.weighed`).
+            the step makes the weights from them (`TargetMaker.add_weights`).
         rows: int64[B], the index of each query's training pair. This and other NumPy arrays stay on the host.
         query_rows: int64[B], the index of each query in the split's queries.
         code_rows: int64[N], the index of each column's code in the corpus.
         sizes: the number of queries on each process.
         code_sizes: the number of functions on each process, including hard negatives.
         false_negatives: the number of (query, column) entries that are not negatives because they are known positives.
-        weighed: True once the targets have their weights.
+        has_weights: True once the targets have their weights.
     """
 
     passes: list[dict]
@@ -55,7 +55,7 @@ class Batch:
     sizes: tuple[int, ...]
     code_sizes: tuple[int, ...]
     false_negatives: int = 0
-    weighed: bool = False
+    has_weights: bool = False
 
     def to(self, device: torch.device | str) -> Batch:
         """Returns a copy of the batch with every tensor on `device`."""
@@ -177,13 +177,15 @@ class TrainBatches(Dataset):
         """Builds this process's `Batch` from a global batch, passed as `GlobalRows`."""
         shares = self._shares(np.asarray(global_rows), getattr(global_rows, "epoch", 0))
         own = shares[self.rank]
-        met = shares if self.gather else [own]
-        codes = np.concatenate([share.codes for share in met])
+        compared = shares if self.gather else [own]  # the shares whose functions are the columns
+        codes = np.concatenate([share.codes for share in compared])
         first = sum(len(share.codes) for share in shares[: self.rank]) if self.gather else 0
         positives = torch.arange(first, first + len(own.rows))
-        targets, known = self.target_maker.of_rows(own.queries, codes, positives, self._met(own, met))
+        targets, known = self.target_maker.find_positives(
+            own.queries, codes, positives, self._candidates(own, compared)
+        )
         if len(own.rows):
-            targets = self.target_maker.compared(targets, own.queries, codes)
+            targets = self.target_maker.add_similarity(targets, own.queries, codes)
         inputs = self._inputs(shares)
         return Batch(
             passes=inputs.passes,
@@ -224,14 +226,14 @@ class TrainBatches(Dataset):
         """Splits an array with one value per pair of a global batch into one shard per process."""
         return [values[distributed.shard(len(values), rank, self.world_size)] for rank in range(self.world_size)]
 
-    def _met(self, own: Share, met: Sequence[Share]) -> Tensor | None:
+    def _candidates(self, own: Share, compared: Sequence[Share]) -> Tensor | None:
         """Returns the columns that each query is compared with, BoolTensor[B, N], or None for all columns.
 
         A query is compared only with the hard negatives that were drawn for it.
         """
         if self.hard_negatives is None:
             return None
-        hard = np.concatenate([np.arange(len(share.codes)) >= len(share.rows) for share in met])
+        hard = np.concatenate([np.arange(len(share.codes)) >= len(share.rows) for share in compared])
         columns = np.ones((len(own.rows), len(hard)), dtype=bool)
         columns[:, hard] = own.drawn_for
         return torch.from_numpy(columns)

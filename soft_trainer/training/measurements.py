@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import CHANGE, MARGIN, change_of_mrr, examples, metrics_table, save_ranks
-from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_query, means
+from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_corpus, by_query, means
 from soft_trainer.files import DEPENDS_ON, LISTED, PROFILE_FILE, write_results
 from soft_trainer.hub.model_card import write_model_card
 from soft_trainer.hub.push import written_files
@@ -92,10 +91,7 @@ class Measurements:
         self._encoder_folder = self.encoder
         if system == "trained" and self.folder.trains:
             self._encoder_folder = self.folder.path
-        with_corpus = defaultdict(dict)  # each corpus is encoded once
-        for name, split in self.measured.items():
-            with_corpus[split.corpus._fingerprint][name] = split
-        for sets in with_corpus.values():
+        for sets in by_corpus(self.measured):
             codes = self.trainer.embed_rows(next(iter(sets.values())).corpus, "code")
             for name, split in sets.items():
                 queries = self.trainer.embed_rows(split.queries, "query")
@@ -148,8 +144,8 @@ class Measurements:
 
     def follow(self) -> None:
         """Logs the MRR on each additional evaluation set during training, and the change since the start."""
-        for name in self.followed:
-            output = self.trainer.predict(self.measured[name], metric_key_prefix=f"eval_{name}")
+        outputs = self.trainer.predict_sets({name: self.measured[name] for name in self.followed}, "eval")
+        for name, output in outputs.items():
             metrics = {"mrr": output.metrics[f"eval_{name}_mrr"]}
             if name in self.ranks_before:
                 metrics |= change_of_mrr(self.ranks_before[name], output.ranks)

@@ -1,4 +1,9 @@
-"""Makes a batch's targets (positives, negatives, weights) from row indices, for the trainer and `SoftInfoNCELoss`."""
+"""Makes a batch's targets (positives, negatives, weights) from row indices, for the trainer and `SoftInfoNCELoss`.
+
+A batch's targets are made in three steps. The loader finds the known positives (`find_positives`) and, where workers
+can ask the estimator, adds its similarities (`add_similarity`). The step adds the weights on its device
+(`add_weights`).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,8 @@ class TargetMaker:
         keeps_positives: True to keep other known positives as extra positives, or False to exclude them.
         without_query: bool[C], the functions that the estimator cannot compare (`codes_without_query`), or None. They
             are named negatives, so they count as the least similar functions of the batch.
-        rounds: True if data workers send float32, because the step computes the weights on a GPU.
+        sends_float32: True if data workers send similarities in float32, because the step computes the weights on a
+            GPU.
     """
 
     criterion: Criterion
@@ -37,10 +43,10 @@ class TargetMaker:
     relevant: RelevantCodes | None = None
     keeps_positives: bool = False
     without_query: np.ndarray | None = None
-    rounds: bool = False
+    sends_float32: bool = False
 
-    def of_rows(
-        self, queries: np.ndarray, codes: np.ndarray, positives: Tensor, met: Tensor | None = None
+    def find_positives(
+        self, queries: np.ndarray, codes: np.ndarray, positives: Tensor, candidates: Tensor | None = None
     ) -> tuple[Targets, int]:
         """Returns targets without similarities and weights, and the total number of other known positives.
 
@@ -48,35 +54,35 @@ class TargetMaker:
             queries: int64[B], the index of each query.
             codes: int64[N], the index of each column's code in the corpus.
             positives: LongTensor[B], the column of each query's positive.
-            met: BoolTensor[B, N], the columns to compare each query with. By default, all columns.
+            candidates: BoolTensor[B, N], the columns to compare each query with. By default, all columns.
         """
         if self.relevant is None:
-            return Targets(positives, met), 0
+            return Targets(positives, candidates), 0
         known = self.relevant.among(queries, codes).scatter(1, positives.unsqueeze(1), False)
-        if met is not None:
-            known &= met
+        if candidates is not None:
+            known &= candidates
         number = int(known.sum())
         if number == 0:
-            return Targets(positives, met), 0
-        targets = Targets(positives, excluding(met, known))
+            return Targets(positives, candidates), 0
+        targets = Targets(positives, excluding(candidates, known))
         if self.keeps_positives:
             targets = dataclasses.replace(targets, extra_positives=known, positive_counts=1 + known.sum(1).numpy())
         return targets, number
 
-    def compared(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
+    def add_similarity(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
         """Returns the targets with the estimator's similarities, for a data worker to send.
 
         They are missing if the loss needs none, if data workers cannot ask the estimator, or if they are too large to
-        send. In the last two cases, `weighed` asks the estimator.
+        send. In the last two cases, `add_weights` asks the estimator.
         """
         if self.estimator is None or not self.criterion.needs_similarity or len(queries) * len(codes) > MOST_SENT:
             return targets
         similarity = self._similarity(queries, codes)
-        if self.rounds:
+        if self.sends_float32:
             similarity = similarity.float()
         return dataclasses.replace(targets, similarity=similarity)
 
-    def weighed(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
+    def add_weights(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
         """Returns the targets with the similarities and weights that the loss needs, in float32, on their device."""
         similarity = targets.similarity
         device = targets.positives.device

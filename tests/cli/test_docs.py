@@ -73,10 +73,20 @@ def check(words: list[str]) -> None:
         assert read_study(recipe_path(first.config), changes).runs
 
 
+FOR_CONTRIBUTORS = (ROOT / "CONTRIBUTING.md").read_text()
+FOLDERS = ("soft_trainer", "tests", "benchmarks", "docs")
+
+
 def mentioned_files() -> list[str]:
     """Returns the paths of the files that CONTRIBUTING.md mentions."""
-    names = re.findall(r"`((?:soft_trainer|tests|recipes)/[\w./]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    names = re.findall(r"`((?:soft_trainer|tests|recipes)/[\w./]+|[\w/]+\.py)`", FOR_CONTRIBUTORS)
     return [name for name in names if "NAME" not in name]
+
+
+def paths_of(name: str) -> list[Path]:
+    """Returns the paths that end with a name, such as `options/fields.py`."""
+    found = [path for folder in FOLDERS for path in (ROOT / folder).rglob(name)]
+    return found + [path for path in [ROOT / name] if path.exists()]
 
 
 ALL = [
@@ -89,7 +99,39 @@ NEED_NOTHING = [param for param in ALL if {"--help", "--version", "--dry_run"} &
 
 def test_there_are_commands_and_files_to_check_and_contributors_find_the_files():
     assert len(ALL) > 20 and len(NEED_NOTHING) >= 1 and len(mentioned_files()) > 10
-    assert not [name for name in mentioned_files() if not (ROOT / name).exists()]
+    assert not [name for name in mentioned_files() if not paths_of(name)]
+
+
+def test_contributors_find_names_in_the_files_that_the_page_gives():
+    named = re.findall(r"`(\w+)` in\s+`([\w./]+\.py)`", FOR_CONTRIBUTORS)
+    assert len(named) > 50
+    missing = []
+    for name, file in named:
+        texts = [path.read_text() for path in paths_of(file)]
+        if not any(re.search(rf"\b{name}\b", text) for text in texts):
+            missing.append(f"{name} in {file}")
+    assert not missing
+
+
+# The questions whose answers end within five files.
+QUESTIONS = (
+    "How do I add a loss?",
+    "How do I add an estimator?",
+    "How do I add a layout of rows?",
+    "Where does a weight come from?",
+    "In which precision does a run compute?",
+    "Which forward passes are packed, and what keeps the texts apart?",
+    "What does a teacher change?",
+    "What does `evaluate()` do with several sets?",
+    "Why is a resume refused?",
+    "What does a search read?",
+)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_an_answer_ends_within_five_files(question):
+    (row,) = [line for line in FOR_CONTRIBUTORS.splitlines() if line.startswith(f"| {question} |")]
+    assert 2 <= len(set(re.findall(r"`([\w./]+\.py)`", row))) <= 5
 
 
 @pytest.mark.parametrize("words", ALL)

@@ -37,7 +37,7 @@ def test_the_web_page_of_a_row_is_no_id(answers):
 def test_a_named_column_is_the_id(answers):
     test = load_rows(answers, id_column="number")["test"]
     assert {*test.queries["url"]} <= set(map(str, range(200)))
-    with refused("pages.jsonl, row 21", "url 'https://example.org/0' belongs to a different code in", "row 1"):
+    with refused("pages.jsonl, row 21", "url 'https://example.org/0' belongs to a different function in", "row 1"):
         load_rows(answers, id_column="url")
     with refused("id_column=name: no such column"):
         load_rows(answers, id_column="name")

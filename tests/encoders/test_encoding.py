@@ -17,10 +17,11 @@ from soft_trainer.encoders.encoding import (
     score,
     tokenize,
 )
+from soft_trainer.encoders.pooling import POOLINGS, PackedStates
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 
-THEIRS = {"mean": "mean", "cls": "cls", "last_token": "lasttoken"}
+THEIRS = {name: pooling.mode for name, pooling in POOLINGS.items() if pooling.mode}
 COLUMNS = {"query": "docstring", "code": "code"}
 TEXTS = ["sort a list with quick sort", "", "read", "def mean(numbers): return sum(numbers) / len(numbers) " * 4]
 
@@ -49,7 +50,7 @@ def padded(lengths: list[int], side: str) -> torch.Tensor:
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("prompt", [0, 2])
 @pytest.mark.parametrize("pooling", THEIRS)
-def test_pooling_is_that_of_sentence_transformers(pooling, prompt, side):
+def test_every_form_of_a_pooling_is_that_of_sentence_transformers(pooling, prompt, side):
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     states, mask = torch.randn(4, 6, 8), padded([6, 3, 4, 5], side)
@@ -59,6 +60,12 @@ def test_pooling_is_that_of_sentence_transformers(pooling, prompt, side):
     counted = mask * (mask.cumsum(1) > prompt)
     ours = pool(EncoderProfile(pooling=pooling), BaseModelOutput(states), counted)
     torch.testing.assert_close(ours, expected)
+    if side == "right":
+        exported = POOLINGS[pooling].exported(states.numpy(), counted.bool().numpy())
+        torch.testing.assert_close(torch.from_numpy(exported).float(), expected)
+        borders = torch.cat([torch.zeros(1), mask.sum(1).cumsum(0)]).int()
+        packed = PackedStates(states[mask.bool()], borders, borders[:-1].long() + prompt)
+        torch.testing.assert_close(POOLINGS[pooling].packed(None, packed), expected)
 
 
 def test_a_text_without_a_token_to_pool_is_zero_and_not_nan():

@@ -155,6 +155,15 @@ def test_means_and_gradients_are_those_of_an_xlnet_over_all_tokens(static):
     assert torch.allclose(*gradients, atol=1e-6)
 
 
+def test_a_prompt_is_skipped_in_training_too(static):
+    encoder, _ = static
+    profile = encoder.profile.replace(include_prompt=False, query_prefix="sort ")
+    ids = encoder.tokenizer([f"sort {text}" for text in TEXTS], verbose=False)["input_ids"]
+    inputs = pad(ids, encoder.tokenizer.pad_token_id, prompt_length=1)
+    expected = encode(encoder.model.eval(), profile, inputs)
+    torch.testing.assert_close(encode(encoder.model.train(), profile, inputs), expected)
+
+
 def test_training_stores_no_vector_of_a_token(static):
     model = static[0].model.train()
     model.word_embedding.forward = None

@@ -161,6 +161,12 @@ def test_training_arguments_that_contradict_are_one_line(tmp_path, capsys):
     assert line.startswith("error: ") and "load_best_model_at_end" in line
 
 
+def test_arguments_know_whether_they_come_from_the_command_line(tmp_path):
+    [args] = parse([TrainingOptions], ["--output_dir", str(tmp_path)])
+    assert args.from_command_line
+    assert not SoftInfoNCETrainingArguments(output_dir=str(tmp_path)).from_command_line
+
+
 def test_nothing_given_means_train_evaluate_and_predict(tmp_path):
     def wanted(*argv):
         argv = ["--output_dir", str(tmp_path), "--use_cpu", "true", *argv]

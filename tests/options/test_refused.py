@@ -3,10 +3,10 @@
 A field of the installed version that is in none of the tables fails the test. A field of a newer version only warns.
 """
 
+import ast
 import dataclasses
 import inspect
 import os
-import re
 import warnings
 from pathlib import Path
 
@@ -24,19 +24,89 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 TESTS = Path(__file__).parents[1]
 READ = Version("5.23")  # the tables were written with this version at hand
 
-# Options that work. test_what_works_is_used_in_a_test checks that a test uses each.
-WORKS = """
-    output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate lr_scheduler_type
-    lr_scheduler_kwargs optim gradient_accumulation_steps bf16 activation_checkpointing gradient_checkpointing
-    torch_compile torch_compile_backend neftune_noise_alpha auto_find_batch_size logging_strategy logging_steps
-    logging_first_step logging_nan_inf_filter include_num_input_tokens_seen eval_strategy eval_steps
-    per_device_eval_batch_size eval_on_start save_only_model save_strategy save_steps save_total_limit push_to_hub
-    hub_token hub_revision hub_private_repo hub_model_id hub_strategy hub_always_push load_best_model_at_end
-    metric_for_best_model greater_is_better seed data_seed use_cpu dataloader_drop_last dataloader_num_workers
-    dataloader_multiprocessing_context dataloader_prefetch_factor remove_unused_columns
-    train_sampling_strategy ddp_broadcast_buffers ddp_find_unused_parameters do_train do_eval do_predict
-    resume_from_checkpoint
-""".split()
+# Options that work, by the test that gives them to a trainer or a run.
+WORKS = {
+    "cli/test_evaluate.py": {
+        "test_an_encoder_trained_in_python_knows_its_rows": "use_cpu",
+    },
+    "hub/test_clients.py": {
+        "test_a_run_as_a_process_pushes_what_every_library_loads": "push_to_hub hub_model_id",
+    },
+    "hub/test_training.py": {
+        "test_every_strategy_pushes_an_encoder_that_loads_by_name": "hub_strategy hub_always_push",
+        "test_private_on_a_branch_and_without_a_card": "hub_token hub_revision hub_private_repo",
+    },
+    "run/test_record.py": {
+        "test_a_run_that_only_measures_leaves_the_card_of_the_training": "do_train do_predict",
+    },
+    "run/test_rows.py": {
+        "test_what_a_run_cannot_do_without": "do_eval",
+    },
+    "test_trainer.py": {
+        "test_accumulating_two_batches_is_not_one_batch_of_twice_the_size": """
+            per_device_train_batch_size gradient_accumulation_steps
+        """,
+        "test_every_parameter_moves_and_the_loss_falls": "learning_rate",
+        "test_the_arguments_may_say_what_to_resume_from": "resume_from_checkpoint save_strategy save_steps",
+    },
+    "training/test_checkpoints.py": {
+        "test_the_best_checkpoint_is_found_in_a_folder_that_was_moved": """
+            output_dir save_total_limit load_best_model_at_end metric_for_best_model greater_is_better
+        """,
+        "test_a_training_that_would_end_before_its_checkpoint_is_refused": "max_steps num_train_epochs",
+    },
+    "training/test_interruption.py": {
+        "test_data_workers_ignore_ctrl_c": """
+            dataloader_num_workers dataloader_multiprocessing_context dataloader_prefetch_factor
+        """,
+    },
+    "training/test_lora.py": {
+        "test_less_memory_changes_no_gradient": "optim",
+    },
+    "training/test_packed_training.py": {
+        "test_ddp_looks_for_unused_parameters_only_if_there_is_an_unread_pooler": "ddp_find_unused_parameters",
+    },
+    "training/test_processes.py": {
+        "test_two_processes_train_as_one": "dataloader_drop_last ddp_broadcast_buffers",
+    },
+    "training/test_run_fingerprint.py": {
+        "test_a_changed_option": "per_device_eval_batch_size",
+    },
+    "training/test_trainer_evaluation.py": {
+        "test_a_schedule_that_watches_a_metric_steps_on_it": "lr_scheduler_type lr_scheduler_kwargs",
+        "test_evaluation_before_the_first_step": "eval_on_start eval_strategy eval_steps",
+    },
+    "training/test_trainer_options.py": {
+        "test_a_batch_that_does_not_fit_in_memory_is_made_smaller": "auto_find_batch_size",
+        "test_a_loss_that_is_not_finite_is_noticed_without_urls_and_if_the_log_hides_it": "logging_nan_inf_filter",
+        "test_activation_checkpointing_changes_no_gradient": "activation_checkpointing gradient_checkpointing",
+        "test_columns_of_a_pair_are_kept": "remove_unused_columns",
+        "test_every_strategy_has_its_batches": "train_sampling_strategy",
+        "test_losses_are_near": "bf16 torch_compile torch_compile_backend neftune_noise_alpha",
+        "test_the_seed_of_the_data_decides_the_batches": "seed data_seed",
+        "test_tokens_are_counted": "include_num_input_tokens_seen",
+        "test_training_resumes_from_no_weights_alone": "save_only_model",
+        "test_weights_are_logged_whenever_a_loss_is": "logging_strategy logging_first_step logging_steps",
+    },
+}
+# Arguments of `Trainer` that work, likewise.
+ARGUMENTS = {
+    "encoders/test_given.py": {
+        "test_model_init_makes_every_encoder": "args train_dataset eval_dataset model_init processing_class",
+    },
+    "encoders/test_loading.py": {
+        "test_a_model_with_code_trains_and_its_folder_has_the_code": "model",
+    },
+    "training/test_trainer_evaluation.py": {
+        "test_an_optimizer_with_two_sets_of_weights_is_asked_for_those_of_evaluation": "optimizers",
+        "test_compute_metrics_gets_ranks_top_codes_and_targets": "compute_metrics",
+    },
+    "training/test_trainer_options.py": {
+        "test_an_estimator_among_the_callbacks_gives_the_weights": "callbacks",
+        "test_an_optimizer_of_ones_own": "optimizer_cls_and_kwargs",
+        "test_an_own_collator_makes_the_inputs_of_both_sides": "data_collator",
+    },
+}
 # Options of which some values are refused, as tests/test_bad_inputs.py shows.
 REFUSED_VALUES = {"dataloader_persistent_workers", "accelerator_config", "fp16", "report_to"}
 # Options for batch-wise evaluation, labels, tokens and kernels of other models. Nothing here reads them.
@@ -59,11 +129,11 @@ UNTOUCHED = """
 # (test_early_stopping_resumes_where_it_was).
 SHOWN_ELSEWHERE = {"parallelism_config", "fsdp_config", "restore_callback_states_from_checkpoint"}
 
-# Arguments of `Trainer` that work.
-ARGUMENTS = """
-    model args data_collator train_dataset eval_dataset processing_class model_init compute_metrics callbacks
-    optimizers optimizer_cls_and_kwargs
-""".split()
+
+def names_in(tests: dict[str, dict[str, str]]) -> set[str]:
+    """Returns the options of all tests in WORKS or ARGUMENTS."""
+    lists = [names for of_file in tests.values() for names in of_file.values()]
+    return set(" ".join(lists).split())
 
 
 def check_classified(names: set[str], classes: list) -> None:
@@ -78,18 +148,45 @@ def check_classified(names: set[str], classes: list) -> None:
 
 def test_every_option_has_a_class():
     fields = {field.name for field in dataclasses.fields(TrainingArguments)}
-    check_classified(fields, [WORKS, REFUSED, UNREAD, REFUSED_VALUES, UNTOUCHED, SHOWN_ELSEWHERE])
+    check_classified(fields, [names_in(WORKS), REFUSED, UNREAD, REFUSED_VALUES, UNTOUCHED, SHOWN_ELSEWHERE])
 
 
 def test_every_argument_has_a_class():
     arguments = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
-    check_classified(arguments, [ARGUMENTS, {"compute_loss_func", "preprocess_logits_for_metrics"}])
+    check_classified(arguments, [names_in(ARGUMENTS), {"compute_loss_func", "preprocess_logits_for_metrics"}])
 
 
-@pytest.mark.parametrize("name", [*WORKS, *ARGUMENTS])
-def test_what_works_is_used_in_a_test(name):
-    given = re.compile(rf"""["'-]{name}["' ]|\b{name}=""")
-    assert any(given.search(path.read_text()) for path in TESTS.rglob("*.py") if path != Path(__file__))
+def given_in(node: ast.AST, tables: dict[str, ast.AST]) -> set[str]:
+    """Returns the keyword arguments, keys and attributes that code sets, also in the module's tables that it uses."""
+    names = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.keyword):
+            names.add(part.arg)
+        elif isinstance(part, ast.Dict):
+            names.update(key.value for key in part.keys if isinstance(key, ast.Constant))
+        elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+            names.add(part.attr)
+        elif isinstance(part, ast.Name) and part.id in tables:
+            names |= given_in(tables[part.id], tables)
+    return names
+
+
+@pytest.mark.parametrize("path", sorted({*WORKS, *ARGUMENTS}))
+def test_what_works_is_given_in_a_test(path):
+    statements = ast.parse((TESTS / path).read_text()).body
+    tests = {each.name: each for each in statements if isinstance(each, ast.FunctionDef)}
+    tables = {ast.unparse(each.targets[0]): each.value for each in statements if isinstance(each, ast.Assign)}
+    for name, options in [*WORKS.get(path, {}).items(), *ARGUMENTS.get(path, {}).items()]:
+        assert set(options.split()) <= given_in(tests[name], tables), name
+
+
+def test_a_comment_or_a_docstring_gives_nothing():
+    code = """def test(train):
+        "Trains with seed=1."
+        print("bf16", optim)  # max_steps=1
+        train(learning_rate=1, **TABLE)"""
+    table = ast.parse("{'eval_steps': 2}", mode="eval")
+    assert given_in(ast.parse(code), {"TABLE": table}) == {"learning_rate", None, "eval_steps"}
 
 
 OTHER_VALUES = {

@@ -98,8 +98,8 @@ def test_a_negative_without_a_query_is_as_little_similar_as_the_least_similar_co
     known = loss.estimator.similarity(range(3), range(3))
     negatives = with_rows(Dataset.from_dict(rows.remove_columns("label")[:] | {"negative": ["g", "x", "y"]}))
     loss = SoftInfoNCELoss(sentence_transformer, BM25Estimator(), negatives, loss="weighted_info_nce")
-    targets, _ = loss.target_maker.of_rows(np.arange(3), np.arange(5), torch.arange(3))
-    found = loss.target_maker.weighed(targets, np.arange(3), np.arange(5)).similarity
+    targets, _ = loss.target_maker.find_positives(np.arange(3), np.arange(5), torch.arange(3))
+    found = loss.target_maker.add_weights(targets, np.arange(3), np.arange(5)).similarity
     torch.testing.assert_close(found[:, :3], known.float())
     assert (found[:, 3:] == found[:, :3].amin(1, keepdim=True)).all()
 

@@ -237,6 +237,7 @@ def test_the_plan_and_a_choice_of_runs(study_file, capsys):
 def test_a_study_runs_resumes_and_skips(data_dir, tmp_path, capsys):
     tiny = {"from_scratch": "32x1", "vocabulary_size": 400, "max_steps": 2, "per_device_train_batch_size": 5}
     tiny |= {"use_cpu": True, "language": "python", "data_dir": str(data_dir), "examples": 0, "lexical": False}
+    tiny["bf16"] = False  # the study starts new processes, which see what the processor computes in
     runs = {"infonce": {"estimator": "none"}, "broken": {"data_dir": str(tmp_path / "nothing")}}
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump({"output_dir": str(tmp_path / "o"), "seeds": [1], "options": tiny, "runs": runs}))

@@ -93,12 +93,12 @@ def test_workers_send_similarities_and_the_step_makes_the_same_weights(tokens, m
     if kind == "too large":
         monkeypatch.setattr(making, "MOST_SENT", 24)
     criterion = Criterion("info_nce" if kind == "not needed" else "soft_info_nce", alpha=0.5)
-    maker = TargetMaker(criterion, Doubles(), rounds=kind == "float32")
+    maker = TargetMaker(criterion, Doubles(), sends_float32=kind == "float32")
     batch = batches_of(tokens, target_maker=maker).__getitems__(FIVE)
     sent = batch.targets.similarity
     assert batch.targets.weights is None and (sent is None) == (kind in ("too large", "not needed"))
     assert sent is None or sent.dtype == getattr(torch, kind)
-    weighed = maker.weighed(batch.targets, batch.query_rows, batch.code_rows)
+    weighed = maker.add_weights(batch.targets, batch.query_rows, batch.code_rows)
     if kind == "not needed":
         assert weighed.weights is None
         return

@@ -6,6 +6,7 @@ import torch
 from datasets import Dataset
 from torch.nn.functional import normalize
 from trainings import OWN, batches_of, bm25, check_weights, fitted, gradients, initial
+from transformers import TrainerCallback
 
 from soft_trainer import BM25Estimator, losses
 from soft_trainer.criterion import LOSSES
@@ -168,13 +169,27 @@ def test_resumed_in_the_second_epoch_to_the_bit(make_trainer, options, tmp_path)
         whole.train(resume_from_checkpoint=checkpoint)
 
 
+class PreparesAgain(TrainerCallback):
+    """A callback that, after the last step, asks the trainer for its batches again, as `auto_find_batch_size` does."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self.scores = []
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.scores.append(self.trainer.estimator.similarity(range(24), range(24)))
+        self.trainer.get_train_dataloader()
+        self.scores.append(self.trainer.estimator.similarity(range(24), range(24)))
+
+
 @pytest.mark.slow
 def test_the_initial_model_is_read_once_a_training_also_if_it_starts_again(make_trainer):
     trainer = make_trainer(initial(), num_train_epochs=1, learning_rate=0.1)
+    again = PreparesAgain(trainer)
+    trainer.add_callback(again)
     trainer.train()
-    scores = trainer.estimator.similarity(range(24), range(24))
-    trainer.get_train_dataloader()  # `auto_find_batch_size` calls this again
-    assert torch.equal(trainer.estimator.similarity(range(24), range(24)), scores)
+    scores, after = again.scores
+    assert torch.equal(after, scores)
     trainer.train()
     assert not torch.allclose(trainer.estimator.similarity(range(24), range(24)), scores, atol=0.1)
 

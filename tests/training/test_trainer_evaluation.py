@@ -1,6 +1,7 @@
 """Evaluation during training: evaluation rows, several sets, and features that use the metrics."""
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 from datasets import Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, EvalPrediction
 
-from soft_trainer import BM25Estimator, EstimatorCallback
+from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer
+from soft_trainer.data import load
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 
@@ -186,3 +188,60 @@ def test_an_unplaced_model_is_placed_for_the_time_of_an_evaluation(trainer_of, m
     monkeypatch.setattr(trainer.args, "main_process_first", lambda **_: contextlib.nullcontext())
     embedded = trainer.embed_rows(trainer.eval_dataset.queries, "query")
     assert devices == ["meta", "cpu"] and embedded.shape == (24, 32)
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Lists the side and the number of rows of each call of `embed_rows`."""
+    calls = []
+    embed = SoftInfoNCETrainer.embed_rows
+
+    def counting(trainer, rows, side):
+        calls.append((side, len(rows)))
+        return embed(trainer, rows, side)
+
+    monkeypatch.setattr(SoftInfoNCETrainer, "embed_rows", counting)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("corpora", "sizes"),
+    [
+        (lambda rows: rows, [24]),
+        (lambda rows: {"a": rows, "b": rows}, [24]),
+        (lambda rows: {"a": rows, "b": Dataset.from_list(rows.to_list())}, [24]),  # equal rows in another object
+        (lambda rows: {"a": rows, "b": rows.select(range(20))}, [24, 20]),
+        (lambda rows: {"a": rows, "b": rows.select(range(23, -1, -1))}, [24, 24]),
+    ],
+    ids=["one corpus", "a dict", "equal rows", "fewer rows", "another order"],
+)
+def test_sets_with_one_corpus_encode_it_once(trainer_of, dataset, encoded, corpora, sizes):
+    sets = {"a": dataset.select(range(6)), "b": dataset.select(range(6, 20))}
+    codebase = corpora(dataset)
+    found = trainer_of(arguments={"eval_dataset": sets, "codebase": codebase}).evaluate()
+    assert [size for side, size in encoded if side == "code"] == sizes
+    assert [size for side, size in encoded if side == "query"] == [6, 14]
+    for key, queries in sets.items():
+        corpus = codebase[key] if isinstance(codebase, dict) else codebase
+        alone = trainer_of(arguments={"eval_dataset": queries, "codebase": corpus}).evaluate()
+        assert found[f"eval_{key}_mrr"] == alone["eval_mrr"]
+
+
+def test_a_split_is_checked_once(trainer_of, dataset, monkeypatch):
+    checked = []
+    check = load.check_split
+
+    def counting(split, *options, **named):
+        checked.append(split)
+        check(split, *options, **named)
+
+    monkeypatch.setattr(load, "check_split", counting)
+    split = Split.from_pairs(dataset)
+    trainer = trainer_of(arguments={"eval_dataset": {"a": split}, "codebase": None})
+    assert len(checked) == 2  # with the rows for training
+    trainer.evaluate()
+    trainer.evaluate({"b": split})
+    trainer.predict(split)
+    assert len(checked) == 2
+    trainer.predict(dataclasses.replace(split, corpus=dataset))
+    assert len(checked) == 3, "a changed copy is checked"

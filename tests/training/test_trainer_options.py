@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import math
 import shutil
 import signal
@@ -29,25 +30,51 @@ from soft_trainer.training.preflight import check_own_collator
 # ---- Batches ----
 
 
+TEXT = [0, 1, 2, 3, 4, 5] * 2 + [6, 7, 8, 9, 10, 11] * 2  # which of 12 texts each of 24 rows has
+LANGUAGE = ["go", "ruby", "ruby"] * 8
+
+
+def apart(batches: list[list[int]]) -> bool:
+    """Returns True if the ranges of the batches' values do not overlap."""
+    ranges = sorted((min(batch), max(batch)) for batch in batches)
+    return all(before[1] <= after[0] for before, after in itertools.pairwise(ranges))
+
+
+# strategy -> what is true of its batches of eight, given the number of tokens in each row, and false of the others'
+STRATEGY_SHOWS = {
+    "sequential": lambda batches, lengths: sum(batches, []) == list(range(24)),
+    "no_duplicates": lambda batches, lengths: all(len({TEXT[row] for row in batch}) == 8 for batch in batches),
+    "group_by_length": lambda batches, lengths: apart([lengths[batch].tolist() for batch in batches]),
+    "one_language": lambda batches, lengths: all(len({LANGUAGE[row] for row in batch}) == 1 for batch in batches),
+    "similar": lambda batches, lengths: all(len({TEXT[row] for row in batch}) == 4 for batch in batches),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_trains(train, strategy):
-    losses = losses_of(train(train_sampling_strategy=strategy))
-    assert len(losses) == 3 and all(map(math.isfinite, losses))
+def test_every_strategy_has_its_batches(trainer_of, rows, strategy):
+    twins = []
+    for number, (text, language) in enumerate(zip(TEXT, LANGUAGE, strict=True)):
+        twins.append(rows[text] | {"url": str(number), "language": language})
+    options = {"group_size": 2} if strategy == "similar" else {}
+    trainer = trainer_of(
+        train_sampling_strategy=strategy, arguments={"train_dataset": Dataset.from_list(twins)}, **options
+    )
+    batches = []
+    step = trainer.training_step
 
+    def recorded(model, inputs, items=None):
+        batches.append(inputs.rows.tolist())
+        return step(model, inputs, items)
 
-@pytest.mark.slow
-def test_no_duplicates_trains_rows_with_duplicates(train, rows):
-    twins = Dataset.from_list([*rows[:12], *({**row, "url": row["url"] + "-2"} for row in rows[:12])])
-    taken = []
-
-    class Recorder(TrainerCallback):
-        def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
-            taken.extend(batch.rows.tolist() for batch in train_dataloader)
-
-    arguments = {"train_dataset": twins, "callbacks": [EstimatorCallback(BM25Estimator()), Recorder()]}
-    train(train_sampling_strategy="no_duplicates", arguments=arguments)
-    assert len(taken) == 3 and all(len({row % 12 for row in batch}) == len(batch) for batch in taken)
+    trainer.training_step = recorded
+    trainer.train()
+    assert len(losses_of(trainer)) == 3 and all(map(math.isfinite, losses_of(trainer)))
+    rows_used = sum(batches, [])
+    assert [len(batch) for batch in batches] == [8, 8, 8] and len(set(rows_used)) == 24
+    lengths = trainer._train_batches().lengths()
+    shown = {name for name, shows in STRATEGY_SHOWS.items() if shows(batches, lengths)}
+    assert shown == {strategy} - {"random"}
 
 
 @pytest.mark.parametrize("cached", [None, 2])
@@ -91,12 +118,6 @@ def test_an_estimator_among_the_callbacks_gives_the_weights(trainer_of):
     trainer = trainer_of(estimator=None)
     trainer.add_callback(estimator)
     assert trainer.estimator is estimator and trainer.criterion.loss == "soft_info_nce"
-
-
-def test_plain_arguments_say_that_they_train_with_infonce(trainer_of):
-    [line] = warned(trainer_of(plain=True, estimator=None))
-    assert line.startswith("TrainingArguments without an estimator train with InfoNCE, where SoftInfoNCETraining")
-    assert not warned(trainer_of(plain=True)) and not warned(trainer_of(estimator=None))
 
 
 def test_the_default_metric_of_plain_arguments_is_named_with_what_to_set(trainer_of):
@@ -286,12 +307,16 @@ def test_options_may_change_after_the_constructor(trainer_of):
     trainer.args.alpha, trainer.args.gather_negatives = 0.0, False
     trainer.train()
     assert {entry["weight_min"] for entry in trainer.state.log_history if "loss" in entry} == {1.0}
-    for name, value in (("alpha", -1.0), ("learning_rate", math.nan), ("label_smoothing_factor", 0.1)):
-        before = getattr(trainer.args, name)
-        setattr(trainer.args, name, value)
-        with pytest.raises(UserError, match=name):
-            trainer.train()
-        setattr(trainer.args, name, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("alpha", -1.0), ("learning_rate", math.nan), ("label_smoothing_factor", 0.1)]
+)
+def test_an_option_that_becomes_wrong_after_the_constructor_is_refused(trainer_of, name, value):
+    trainer = trainer_of()
+    setattr(trainer.args, name, value)
+    with pytest.raises(UserError, match=name):
+        trainer.train()
 
 
 def test_the_plan_is_made_once_and_again_only_if_something_has_changed(trainer_of, monkeypatch):
@@ -327,22 +352,52 @@ def test_a_collator_that_is_set_after_the_constructor_is_used_again(trainer_of, 
     assert max(len(inputs["borders"]) - 1 for inputs in batch.passes) == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_in_half_precision_is_named(trainer_of, model, capsys, dtype):
-    trainer = trainer_of(arguments={"model": model.to(dtype)}, estimator=None)
+STORED = "warning: the trained weights are stored in {}, so small updates are lost"
+# what is unusual -> arguments of `trainer_of`, the model's number format, changes of the profile, the only warning
+WARNINGS = {
+    "nothing": ({}, torch.float32, {}, None),
+    "no estimator": ({"estimator": None}, torch.float32, {}, None),
+    "plain arguments": ({"plain": True}, torch.float32, {}, None),
+    "plain arguments without an estimator": (
+        {"plain": True, "estimator": None},
+        torch.float32,
+        {},
+        "TrainingArguments without an estimator train with InfoNCE, where SoftInfoNCETraining",
+    ),
+    "a model in bfloat16": ({"estimator": None}, torch.bfloat16, {}, STORED.format("bfloat16")),
+    "a model in float16": ({"estimator": None}, torch.float16, {}, STORED.format("float16")),
+    "cosines without a scale": (
+        {},
+        torch.float32,
+        {"score_scale": 1.0},
+        "warning: unscaled cosines differ too little",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WARNINGS)
+def test_what_is_unusual_is_named(trainer_of, model, profile, name):
+    options, dtype, changes, expected = WARNINGS[name]
+    arguments = {"model": model.to(dtype), "encoder": profile.replace(**changes)}
+    trainer = trainer_of(arguments=arguments, **options)
     assert trainer.precision == str(dtype).removeprefix("torch.")
-    if dtype is torch.bfloat16:
-        trainer.train()
-        printed = capsys.readouterr().err
-        assert "the trained weights are stored in bfloat16" in printed and "bf16=True" in printed
+    found = warned(trainer)
+    if expected is None:
+        assert found == []
+    else:
+        [line] = found
+        assert line.startswith(expected)
 
 
 @pytest.mark.slow
-def test_cosine_scores_without_a_scale_are_named(train, profile, capsys):
+def test_warnings_are_printed_when_training_begins(train, model, profile, capsys):
     train(arguments={"encoder": profile.replace(score_scale=1.0)})
     assert "set score_scale, for example to 20" in capsys.readouterr().err
     train()
     assert "score_scale" not in capsys.readouterr().err
+    train(arguments={"model": model.to(torch.bfloat16)}, estimator=None)
+    printed = capsys.readouterr().err
+    assert "the trained weights are stored in bfloat16" in printed and "bf16=True" in printed
 
 
 @pytest.mark.slow
@@ -355,30 +410,35 @@ def test_activation_checkpointing_changes_no_gradient(train, model):
         check_weights(other, weights[0], atol=1e-6)
 
 
-@pytest.mark.slow
-def test_noise_on_embeddings_is_the_same_in_both_passes_of_gradient_caching(train, model):
-    before, logged = copy.deepcopy(model.state_dict()), []
-    for options in ({}, {"neftune_noise_alpha": 5.0}, {"neftune_noise_alpha": 5.0, "gradient_cache_chunk_size": 8}):
-        model.load_state_dict(before)
-        logged.append(losses_of(train(packing="false", **options)))
-    assert logged[0] != pytest.approx(logged[1], abs=1e-4)
-    assert logged[2] == pytest.approx(logged[1], abs=1e-4)
+BF16 = {"bf16": True}
+CACHED = {"gradient_cache_chunk_size": 8}
+PADDED = {"packing": "false"}
+NOISE = {"neftune_noise_alpha": 5.0}
+COMPILED = PADDED | {"torch_compile": True, "torch_compile_backend": "eager"}
+# name -> options of two trainings, a tolerance within which their losses are equal, and one within which they are not
+NEAR = {
+    "bfloat16": ({}, BF16, {"rel": 0.1}, {"abs": 0.0}),
+    "bfloat16 with gradient caching": ({}, BF16 | CACHED, {"rel": 0.1}, {"abs": 0.0}),
+    "a compiled model": (PADDED, COMPILED, {"abs": 1e-3}, None),
+    "noise on embeddings": (PADDED, PADDED | NOISE, {"abs": math.inf}, {"abs": 1e-4}),
+    "the same noise in both passes of gradient caching": (
+        PADDED | NOISE,
+        PADDED | NOISE | CACHED,
+        {"abs": 1e-4},
+        None,
+    ),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "near"),
-    [
-        ({"bf16": True}, {"rel": 0.1}),
-        ({"bf16": True, "gradient_cache_chunk_size": 8}, {"rel": 0.1}),
-        ({"torch_compile": True, "torch_compile_backend": "eager", "packing": "false"}, {"abs": 1e-3}),
-    ],
-)
-def test_bfloat16_or_a_compiled_model_trains_nearly_as_a_plain_one(train, _model, options, near):
+@pytest.mark.parametrize("name", NEAR)
+def test_losses_are_near(train, _model, name):
+    *both, near, far = NEAR[name]
     # A copy each time: accelerate prepares a model once.
-    padded = {name: value for name, value in options.items() if name == "packing"}
-    plain, other = (losses_of(train(arguments={"model": copy.deepcopy(_model)}, **each)) for each in (padded, options))
-    assert other == pytest.approx(plain, **near) and (other != plain or "bf16" not in options)
+    losses = [losses_of(train(arguments={"model": copy.deepcopy(_model)}, **options)) for options in both]
+    assert losses[1] == pytest.approx(losses[0], **near)
+    if far is not None:
+        assert losses[1] != pytest.approx(losses[0], **far)
 
 
 def test_an_optimizer_of_ones_own(train):

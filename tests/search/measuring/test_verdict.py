@@ -76,8 +76,10 @@ def test_the_command_prints_files_and_functions(tmp_path, capsys):
     repository_of_words(tmp_path / "repo")
     run_command(["evaluate-search", "--history", str(tmp_path / "repo"), "--output", str(tmp_path / "out.jsonl")])
     out = capsys.readouterr().out
-    lines = [line.split("|")[1:7] for line in out.splitlines() if line.startswith(("| files", "| func"))]
-    assert [[cell.strip() for cell in line] for line in lines] == [
+    lines = [line.split("|")[1:7] for line in out.splitlines() if line.startswith(("| level", "| files", "| func"))]
+    header, *rows = [[cell.strip() for cell in line] for line in lines]
+    assert header[:2] == ["level", "search by"]
+    assert rows == [
         [level, name, "3", mrr, "1.000", against]
         for level in ("files", "functions")
         for name, mrr, against in (
