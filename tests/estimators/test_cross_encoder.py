@@ -154,7 +154,7 @@ def test_an_encoder_for_search_learns_from_a_cross_encoder_in_random_batches(
     trainer = SoftInfoNCETrainer(str(encoder_dir), args, named)
     assert isinstance(trainer.estimator, CrossEncoderEstimator)
     assert trainer.plan.train_sampling_strategy == "random"
-    line = f"estimator_model={plain}: it cannot find similar rows, so train_sampling_strategy=random"
+    line = "estimator=trained_model: it cannot find similar rows, so train_sampling_strategy=random"
     assert line in capsys.readouterr().err
 
 

@@ -212,7 +212,6 @@ CONSEQUENCES = [
     ("search", {"estimator": "scores"}, None, {"train_sampling_strategy": "random"}),
     ("search", {}, BM25Estimator(), {"weighting": "linear"}),
     ("search", {}, Plain(), {"train_sampling_strategy": "random"}),
-    ("search", {"estimator": "scores"}, None, {"train_sampling_strategy": "random"}),
     (
         "search",
         {"estimator": "none"},
