@@ -210,10 +210,10 @@ def key_of(line: dict) -> tuple:
     return (line["mode"], line["arm"], line["rate"], line["seed"])
 
 
-def best_rate(lines: list[dict], arm: str) -> float | None:
+def best_rate(lines: list[dict], arm: str, rates: list[float]) -> float | None:
     """The rate with the highest MRR on valid, or None if a rate was not tried."""
     tried = {line["rate"]: line["mrr"] for line in lines if line["mode"] == "tune" and line["arm"] == arm}
-    if set(RATES) <= tried.keys():
+    if set(rates) <= tried.keys():
         return max(tried, key=tried.get)
     return None
 
@@ -226,10 +226,11 @@ def mean_mrr(ranks: dict[str, list[int]]) -> float:
 def wanted(arguments: argparse.Namespace, lines: list[dict]) -> list[tuple]:
     """The trainings of this call that have no line yet: mode, way, rate, seed."""
     arms = arguments.arms.split(",")
+    tried = [float(rate) for rate in arguments.rates.split(",")]
     if arguments.mode == "tune":
-        chosen = [("tune", arm, rate, 0) for rate in RATES for arm in arms]
+        chosen = [("tune", arm, rate, 0) for rate in tried for arm in arms]
     else:
-        rates = {arm: arguments.rate or best_rate(lines, arm) for arm in arms}
+        rates = {arm: arguments.rate or best_rate(lines, arm, tried) for arm in arms}
         if missing := [arm for arm, rate in rates.items() if rate is None]:
             sys.exit(f"{', '.join(missing)}: no rate; call `tune` first, until it has tried all, or set --rate")
         chosen = [("run", UNTRAINED, None, 0)]
@@ -374,6 +375,7 @@ def main() -> None:
     parser.add_argument("--teacher", help="folder of a teacher (default: the encoder before training)")
     parser.add_argument("--results", default="gpu_study.jsonl")
     parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--rates", default=",".join(map(str, RATES)), help="rates that `tune` tries")
     parser.add_argument("--rate", type=float, help="rate of all ways in `run`, instead of the tuned ones")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--batch_size", type=int, default=256)
