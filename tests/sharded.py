@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "training"))
 
+import without_bf16  # noqa: F401 - in float32, like the process that it is compared with
 from worker import shard_on_cpus
 
 from run_codesearch import main

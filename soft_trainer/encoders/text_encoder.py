@@ -16,7 +16,6 @@ import numpy as np
 
 from soft_trainer.encoders.onnx import SETTINGS, OnnxEncoder, has_onnxruntime
 from soft_trainer.encoders.packaged import located
-from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.encoders.static_encoder import StaticEncoder, is_static_folder
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, cache_dir
@@ -125,6 +124,7 @@ def _export(encoder, name: str) -> Path | None:
     import torch
 
     from soft_trainer.encoders.onnx_export import check_exportable, write_onnx
+    from soft_trainer.encoders.profiles import resolve_profile
 
     source = local_folder(name)  # loading may have downloaded it
     if source is None or (source / ADAPTER_CONFIG).is_file() or torch.accelerator.is_available():

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings, strategies as st
 
+from soft_trainer.data.column_names import is_list_text
 from soft_trainer.data.load import load_rows
 from soft_trainer.errors import UserError
 
@@ -108,7 +109,11 @@ FORMATS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+    derandomize=True,
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
 )
 @given(data=st.data())
 def test_rows_are_those_of_the_formats_reader(kind, data):
@@ -140,7 +145,8 @@ def test_rows_are_those_of_the_formats_reader(kind, data):
         except UserError as error:
             assert "\n" not in str(error)
             blank = any(not (row[name] or "").strip() for part in parts for row in part for name in names)
-            assert blank or not all(text.isprintable() for text in texts), error
+            listed = any(is_list_text(text) for text in texts)  # a CSV file holds no lists
+            assert blank or listed or not all(text.isprintable() for text in texts), error
             return
         found = [row for path in paths for row in read(path)]
     pairs = split.judgments.pairs()
