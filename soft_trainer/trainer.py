@@ -165,8 +165,9 @@ class SoftInfoNCETrainer(SavingTrainer):
             apply_defaults(args, encoder, name, estimator=callback and callback.estimator, **options)
             if callback is None and train_dataset is not None:
                 chosen = estimator_of_run(args, encoder)
-                callbacks += [] if chosen is None else with_estimators([chosen])
-                callback = find_estimator_callback(callbacks)
+                if chosen is not None:
+                    callbacks += with_estimators([chosen])
+                    callback = find_estimator_callback(callbacks)
         if getattr(args, "early_stopping_patience", None):
             callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
         split = training_split(train_dataset, "train_dataset", self.columns, encoder)

@@ -11,7 +11,7 @@ from scipy import sparse
 
 
 class Relevance:
-    """Which of C functions are relevant to which of Q queries. `by_ids` and `of` make it.
+    """Stores which of C functions are relevant to which of Q queries. `by_ids` and `of` make it.
 
     Most rows connect queries with functions by ids. As a matrix, one id with 20,000 rows would take 3.2 GB, so ids are
     turned into a matrix only when `matrix` is read.
@@ -54,7 +54,7 @@ class Relevance:
 
     @property
     def has_ids(self) -> bool:
-        """Whether rows are connected by ids, so that there are no grades."""
+        """True if rows are connected by ids, and therefore have no grades."""
         return self._ids is not None
 
     @property

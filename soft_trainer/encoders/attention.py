@@ -193,7 +193,7 @@ def bias_of(hidden: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the texts of a packed pass are grouped by length.
+    """Groups the texts of a packed pass by length.
 
     Args:
         borders: where each text starts among the packed tokens, and the last one ends.

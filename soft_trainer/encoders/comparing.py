@@ -69,7 +69,7 @@ def compare_with_folder(
 
 
 def compare_encoders(encoder: Encoder, theirs, name: str, unknown: list[str] | None = None) -> None:
-    """Compares an encoder's embeddings of `TEXTS` with those of a `SentenceTransformer`.
+    """Compares an encoder's embeddings of `TEXTS` with the embeddings of a `SentenceTransformer`.
 
     Args:
         unknown: fields of the files that this package does not know, for the message.

@@ -118,7 +118,6 @@ def load_model(
 
     An adapter is loaded into its base, ready for more training.
 
-
     Args:
         trust_remote_code: whether to run code that comes with the model. Read this code first.
         attn_implementation: "eager", "sdpa", "flash_attention_2" and so on. By default, `transformers` chooses.

@@ -24,7 +24,7 @@ PACKED = "soft_trainer_packed"  # the name of the attention function in `transfo
 
 @dataclass(frozen=True)
 class Passes:
-    """How an encoder's forward passes run. `decide_passes` in `passes.py` makes this value.
+    """Describes how an encoder's forward passes run. `decide_passes` in `passes.py` makes this value.
 
     Args:
         why_padded: why texts are padded, or None if the texts of a pass are joined without padding ("packed").
