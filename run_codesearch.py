@@ -119,7 +119,7 @@ def push_again(data_args: DataArguments, args: TrainingOptions, splits) -> None:
     print_on_main(f"{args.output_dir}: already done; overwrite=true trains again")
     push_data(splits, data_args, args)
     if args.push_to_hub and distributed.rank_and_world_size()[0] == 0:
-        print_on_main(f"Pushed: {Publisher(args).push(args.output_dir, 'End of training')}")
+        print_on_main(f"Pushed: {Publisher(args).push('End of training')}")
 
 
 def build_trainer(model_args, args: TrainingOptions, rows, estimator, tokenizer, folder):

@@ -215,7 +215,7 @@ class SavingTrainer(Trainer):
         self.save_model()
         if not self.is_world_process_zero():
             return None
-        return self._publisher.conclude(commit_message)
+        return self._publisher.push(commit_message)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Pushes a checkpoint in the background if `hub_strategy` includes checkpoints. Never pushes a rolling one."""
