@@ -7,12 +7,13 @@
     python examples/weights_of_a_batch.py ROWS outputs/batch --estimators bm25 simcse=outputs/simcse
     python examples/weights_of_a_batch.py ROWS outputs/batch --shown recipes/paper/case_study.jsonl
 
-The batch is random. --shown puts rows of yours first, such as the paper's case study. The first query of the batch is
-compared with the functions of the first eight pairs: its positive and seven negatives. `weights.png` has the two panels
+The batch is random. --shown puts rows of yours first, such as the paper's case study. The first query is compared
+with the functions of the first eight pairs: its positive and seven negatives. `weights.png` has the two panels
 of Figure 2, `alpha.png` has the right panel of Figure 3 for the last estimator.
 """
 
 import argparse
+import sys
 import textwrap
 from pathlib import Path
 
@@ -97,8 +98,8 @@ def main() -> None:
     axes.set(title=f"Weights, mean over queries ({name})", xlabel="negative, the largest weight first")
     axes.legend()
     figure.savefig(options.output_dir / "alpha.png", bbox_inches="tight", dpi=120)
-    print(table.round(3).to_markdown())
-    print(f"The batch has {len(batch.queries)} pairs. Pictures: {options.output_dir}/weights.png and alpha.png")
+    sys.stdout.write(f"{table.round(3).to_markdown()}\n")
+    sys.stdout.write(f"{len(batch.queries)} pairs; drew {options.output_dir}/weights.png and alpha.png\n")
 
 
 if __name__ == "__main__":
