@@ -689,6 +689,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         metric_key_prefix: str = "test",
         codes: Tensor | None = None,
         queries: Tensor | None = None,
+        top_k: int = 10,
     ) -> RetrievalOutput:
         """Ranks the corpus for each query in `dataset`, and returns ranks and metrics, the same on all processes.
 
@@ -698,6 +699,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             metric_key_prefix: the first part of each metric's name.
             codes, queries: the results of `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if you
                 have already computed them.
+            top_k: the number of top functions to return for each query.
 
         Raises:
             UserError: the corpus is missing, or it lacks a query's relevant function.
@@ -708,7 +710,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             queries = self.embed_rows(split.queries, "query")
         if codes is None:
             codes = self.embed_rows(split.corpus, "code")
-        output = rank_corpus(queries, codes, split, self.encoder, self.evaluated_dims)
+        output = rank_corpus(queries, codes, split, self.encoder, self.evaluated_dims, top_k)
         metrics = output.metrics
         if self.compute_metrics is not None:
             predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))
