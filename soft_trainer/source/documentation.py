@@ -220,7 +220,6 @@ PYTHON = DocStyle(
         r"|\s*(Args|Arguments|Params|Parameters|Keyword Args|Keywords|Returns?|Yields|Raises|Throws|Examples?|Usage"
         r"|Notes?|See Also|Attributes|Warnings?)\s*:?\s*$"
     ),
-    strip=lambda literal: cleandoc(re.sub(r"""(?s)^[a-zA-Z]*("{3}|'{3}|"|')(.*)\1$""", r"\2", literal)).strip(),
 )
 RUBY = DocStyle(
     (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from inspect import cleandoc
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -32,6 +35,7 @@ _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 # Frames, and Doxygen's comments on what stands before them.
 _NO_DOCUMENTATION = re.compile(r"/\*\*(?=[*/])|////|/\*[*!]<|//[/!]<")
 _START = attrgetter("start_byte")
+_STRINGS = ("string", "parenthesized_expression")  # the second may be a docstring in brackets
 _MAX_OVERLOADS = 50
 
 
@@ -103,7 +107,7 @@ class FileFunctions:
             return
         self._strings = set(self.table.strings.split())
         self._containers = set(self.table.containers.split())
-        self._comments = comments(root, language)
+        self._comments = comments(root, source, language)
         self._gap = re.compile(self.table.gap.encode())
         captures = QueryCursor(queries(language)[2]).captures(root)
         attributes = captures.get("attribute", [])
@@ -254,9 +258,7 @@ class FileFunctions:
         if not self.table.docstring_in_body:
             return self.table.style.strip(self._doc_comment(function)).strip()
         for first in function.body.named_children[:1]:
-            for literal in first.named_children[:1]:
-                if first.type == "expression_statement" and literal.type == "string":
-                    return self.table.style.strip(node_text(self.source, literal))
+            return cleandoc(_string_statement(first, self.source) or "").strip()
         return ""
 
     def _doc_comment(self, function: Function) -> str:
@@ -347,10 +349,28 @@ def _parameters(source: bytes, node: Node | None) -> str:
     return ""
 
 
-def comments(root: Node, language: str) -> list[Node]:
+def comments(root: Node, source: bytes, language: str) -> list[Node]:
     """Returns the nodes of all comments and docstrings below `root`, in order."""
+    found: list[Node] = []
     nodes = QueryCursor(queries(language)[1]).captures(root).get("comment", [])
-    return sorted(nodes, key=_START)
+    for node in sorted(nodes, key=_START):
+        inside = found and node.start_byte < found[-1].end_byte  # a docstring in brackets has comments
+        if not inside and (node.type.endswith("comment") or _string_statement(node, source) is not None):
+            found.append(node)
+    return found
+
+
+def _string_statement(node: Node, source: bytes) -> str | None:
+    """Returns the string of a statement in Python that is a string literal, or None for an f-string and other code."""
+    if node.type != "expression_statement" or not node.named_children[0].type.endswith(_STRINGS):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `\d` in the user's file
+        try:
+            value = ast.literal_eval(node_text(source, node))
+        except (SyntaxError, ValueError):
+            return None
+    return value.encode(errors="replace").decode() if isinstance(value, str) else None
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:

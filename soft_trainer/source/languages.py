@@ -95,7 +95,8 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         functions="function_definition",
         strings="string",
         # A string that is a statement is a docstring or serves as a comment.
-        comments="(comment) @comment (expression_statement . (string) .) @comment",
+        comments="(comment) @comment"
+        " (expression_statement . [(string) (concatenated_string) (parenthesized_expression)] .) @comment",
         containers="class_definition",
         wrappers={"decorated_definition": ""},
         style=documentation.PYTHON,

@@ -1,10 +1,16 @@
 """A function has the documentation that its language's own tool gives it."""
 
+import ast
+import asyncio
+import email
+import json
+from pathlib import Path
+
 import pytest
 
 from soft_trainer.source.definitions import parse
 from soft_trainer.source.documentation import summary
-from soft_trainer.source.functions import FileFunctions
+from soft_trainer.source.functions import FileFunctions, functions
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 
 # (language, what is between the documentation and the function, a file, its functions and the beginning of their
@@ -80,6 +86,62 @@ def test_a_function_has_the_documentation_that_its_tool_gives_it(language, betwe
     assert list(found) == list(expected)
     for name, beginning in expected.items():
         assert found[name].startswith(beginning) and bool(found[name]) == bool(beginning)
+
+
+LITERALS = [
+    '"Adds."',
+    """'''Adds.\n\n    More.\n\n      Indented.\n    '''""",
+    '"""\\\n    Adds."""',
+    'r"A \\d"',
+    'u"Adds."',
+    r'"A \d, \u00e9, \t and \N{BULLET}."',
+    r'"Half of \ud83d"',
+    '"Adds " "numbers."',
+    """"Adds " r'numb\\ers'""",
+    '"Adds " \\\n    "numbers."',
+    '("Adds.")',
+    '("Adds "  # and more\n     "numbers.")',
+    '"Adds."; a += 1',
+    '# first\n    "Adds."  # last',
+    'f"Adds."',
+    '"Adds " f"{a}"',
+    'b"Adds."',
+    '"Adds", "numbers"',
+    '"Adds %s" % a',
+    '("Adds", )',
+    '"A \\x"',
+    '""',
+]
+
+
+@pytest.mark.parametrize("literal", LITERALS)
+def test_a_docstring_in_python_is_what_ast_gives(literal, recwarn):
+    source = f"def add(a):\n    {literal}\n    return a\n"
+    expected = ""
+    if literal != '"A \\x"':  # an error for Python
+        expected = (ast.get_docstring(ast.parse(source).body[0]) or "").strip()
+    recwarn.clear()  # of `ast`
+    ((row, _),) = functions(parse(source.encode(), "python"), source.encode(), "python", "path")
+    assert row["docstring"] == expected.encode(errors="replace").decode()
+    documented = bool(expected) or literal == '""'
+    assert documented != any(token.endswith(('"', "'")) for token in row["code_tokens"])
+    assert not recwarn
+
+
+def test_docstrings_of_the_standard_library_are_what_ast_gives():
+    count = 0
+    for package in (asyncio, email, json):
+        for path in Path(package.__file__).parent.glob("*.py"):
+            source = path.read_bytes()
+            expected = {}
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    expected[node.lineno] = (ast.get_docstring(node) or "").strip()
+            file = FileFunctions(parse(source, "python"), source, "python", path.name)
+            for function in file.functions.values():
+                assert file.docstring(function) == expected[function.node.start_point.row + 1]
+                count += 1
+    assert count > 1000
 
 
 # (language, a file, the summary of its function's documentation), as gtk-doc, YARD, JSDoc and RDoc read it. A mark of
