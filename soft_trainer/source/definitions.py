@@ -19,7 +19,7 @@ _READ_BYTES = 1 << 15
 _MAX_AROUND = 8
 _MAX_NAME = 200  # characters
 # The order of nodes with the same text, outer ones first.
-_KINDS = ("wrapper", "container", "type", "function", "signature")
+_KINDS = ("wrapper", "container", "function", "type", "signature")
 # In C, `struct point p` mentions a structure and does not define it.
 _NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
 _TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
@@ -62,6 +62,14 @@ _BLANKS = bytes(10 if byte == 10 else 32 for byte in range(256))  # for `bytes.t
 _STATEMENT = re.compile(rb"(?:if|for|while|switch|return|else|catch)\b")
 _REFERENCES = ("reference_declarator", "function_declarator")
 _DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenthesized_declarator")
+# The children that lead to the name of a definition without a field for it.
+_NAMING = {
+    "operator_declaration": ("operator",),
+    "conversion_operator_declaration": ("operator",),
+    "indexer_declaration": ("this",),
+    "secondary_constructor": ("constructor",),
+    "property_declaration": ("variable_declaration", "identifier"),
+}
 # A macro that defines a function, and what names the function: `TEST_F(CartTest, Total) {`.
 _DEFINING_MACRO = re.compile(r"([A-Z][A-Z0-9_]+)\s*\(\s*(\w+(?:\s*,\s*\w+)*)\s*\)")
 TEST_MACRO = re.compile(r"(?:[A-Z]+_)*TEST(?:_[A-Z]+)*\(")
@@ -173,6 +181,8 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
         if kind == "wrapper":
             wrappers.append(node)
             continue
+        if around and around[-1].node.id == node.id:  # a function and a type
+            continue
         if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
             continue
         if language in PREPROCESSED and kind == "function" and _STATEMENT.match(source, _name_start(node)):
@@ -199,6 +209,10 @@ def name_node(node: Node) -> Node | None:
     name = node.child_by_field_name("name")
     if name is None and node.type == "impl_item":
         return node.child_by_field_name("type")
+    if name is None and node.type in _NAMING:
+        for kind in _NAMING[node.type]:
+            node = next(child for child in node.children if child.type == kind)
+        return node
     while name is None:
         inner = node.child_by_field_name("declarator") or last_child(node, *_REFERENCES)
         if inner is None and node.type == "parenthesized_declarator":
@@ -240,6 +254,11 @@ def definition_name(source: bytes, node: Node, wrappers: Sequence[Node], naming:
     if node.type == "function_definition" and (macro := defining_macro(source, node)):
         return ".".join(re.findall(r"\w+", macro[2]))
     text = node_text(source, named)[:_MAX_NAME]
+    if node.type.endswith("operator_declaration"):  # in C#
+        text = source[named.start_byte : node.child_by_field_name("parameters").start_byte].decode(errors="replace")
+        return re.sub(r"\W+", lambda signs: signs[0].strip() or " ", text.strip())
+    if node.type == "destructor_declaration":
+        return f"~{text}"
     while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
         text = shorter
     text = "".join(text.replace("::", ".").removeprefix("this.").strip("\"'` \n").split())

@@ -25,7 +25,7 @@ from soft_trainer.source.definitions import (
     node_text,
     queries,
 )
-from soft_trainer.source.documentation import document_tokens, is_header, summary
+from soft_trainer.source.documentation import document_tokens, is_about_another, summary
 from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
 
 Row = dict[str, Any]  # the columns of CodeSearchNet
@@ -34,6 +34,8 @@ Span = tuple[int, int]
 _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 # Frames, and Doxygen's comments on what stands before them.
 _NO_DOCUMENTATION = re.compile(r"/\*\*(?=[*/])|////|/\*[*!]<|//[/!]<")
+# Bodies that are not in a field.
+_BODIES = ("function_body", "block", "getter", "setter", "try_statement")
 _START = attrgetter("start_byte")
 _STRINGS = ("string", "parenthesized_expression")  # the second may be a docstring in brackets
 _MAX_OVERLOADS = 50
@@ -154,7 +156,9 @@ class FileFunctions:
                 if not self.table.wrappers.get(named.type):
                     continue
             scope = [outer.name for outer in definition.around if outer.kind == "container"]
-            body = node.child_by_field_name("body") or last_child(node, "function_body")
+            body = last_child(node, *_BODIES)
+            for field in ("body", "accessors", "value"):
+                body = node.child_by_field_name(field) or body
             if body is None or not definition.name or self._is_test(node):
                 continue
             name = ".".join([*scope, definition.name])
@@ -296,6 +300,7 @@ class FileFunctions:
         Attributes, decorators, comments that are not documentation, and what the language's `gap` matches are skipped.
         Line comments on consecutive lines count as one comment.
         """
+        code = self.source[at : at + 500].decode(errors="replace")
         lines: list[str] = []
         for index in reversed(range(bisect_left(self._between, at, key=_START))):
             node = self._between[index]
@@ -314,7 +319,7 @@ class FileFunctions:
             on_line = self.source[self.source.rfind(b"\n", 0, at) + 1 : at].strip()
             after_code = on_line and not on_line.endswith(b"*/")
             begins_file = index == 0 and not self.source[:at].strip() and gap.count(b"\n") > 1
-            if after_code or is_header(text, begins_file):
+            if after_code or is_about_another(text, code, begins_file):
                 break
             if is_block:
                 return text

@@ -32,6 +32,10 @@ NAMES = [
     ("c", "int total(int a) {\n  CHECK(a) if (a) { return 1; }\n  return 2;\n}\n", ["total"]),
     ("c", "PHP_FUNCTION(total) { int a; }\n", ["total"]),
     ("c", "typedef void (*callback)(int);\ntypedef int (CALL *other)(int);\n", ["callback", "other"]),
+    ("ruby", "class Cart\n  def ==(other) = true\n  def [](at)\n    at\n  end\nend\n", ["Cart", "==", "[]"]),
+    ("csharp", "class Cart {\n  ~Cart() {}\n  public static bool operator !=(Cart a, Cart b) => true;\n"
+     "  public static explicit operator checked int(Cart a) => 1;\n  int this[int a] => 1;\n  int Total => 1;\n}\n",
+     ["Cart", "~Cart", "operator!=", "operator checked int", "this", "Total"]),
     ("typescript", "interface Cart { total(a: string): void; name: string }\ndeclare function sum(a: number): void;\n"
      "declare module 'shop' { function sell(): void }\nabstract class A { abstract add(): void }\n",
      ["Cart", "total", "sum", "shop", "sell", "A", "add"]),

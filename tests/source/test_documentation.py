@@ -68,6 +68,43 @@ DOCUMENTED = [
     ("c", "nothing, but it is about what precedes", "enum a {\n  ONE\n  /**< One. */\n};\n"
      "int add(void) { return 1; }\n",
      {"add": ""}),
+    ("javascript", "a type", "/** A pair.\n * @typedef {Object} Pair\n */\nfunction add() {}\n", {"add": ""}),
+    ("javascript", "a type of functions", "/**\n * Is called.\n * @callback Done\n * @param {number} a\n */\n\n"
+     "const add = () => 1\n", {"add": ""}),
+    ("typescript", "an event", "class A {\n  /** Has changed. @event */\n  /** @event A#change Has changed. */\n"
+     "  add(): void {}\n}\n", {"A.add": ""}),
+    ("c", "a group", "/** @defgroup numbers Numbers\n * All of them. */\n\nint add(void) { return 1; }\n",
+     {"add": ""}),
+    ("c", "another function", "/*! \\fn int halve(int add)\n * Halves. */\nint add(void) { return 1; }\n",
+     {"add": ""}),
+    ("c", "a macro", "/** @def MAX(a, b)\n * The larger one. */\nint add(void) { return 1; }\n", {"add": ""}),
+    ("cpp", "nothing, but its name", "/// \\fn int shop::add(int) const\n/// Adds.\nint shop::add(int a) const "
+     "{ return 1; }\n", {"shop.add": "\\fn"}),
+    ("cpp", "a friend", "class A {\n  /** Adds. */\n  friend A operator+(A a, A b) { return a; }\n  /** Halves. */\n"
+     "  template <typename T>\n  friend A halve(T a) { return 1; }\n  friend int bare(A a) { return 1; }\n};\n",
+     {"A.operator+": "Adds.", "A.halve": "Halves.", "A.bare": ""}),
+    ("cpp", "a linkage", "/** Adds. */\nextern \"C\" int add(int a) { return a; }\n/** Halves. */\nextern \"C\"\n"
+     "__attribute__((cold)) int halve() { return 1; }\n/** All of them. */\nextern \"C\" {\n"
+     "int bare() { return 1; }\n/** Ends. */\nint end() { return 1; }\n}\n",
+     {"add": "Adds.", "halve": "Halves.", "bare": "", "end": "Ends."}),
+    ("cpp", "nothing, before a body that is an attempt",
+     "/** Makes it. */\nA::A(int a) try : a(a) {} catch (...) {}\nclass B {\n  /** Ends. */\n"
+     "  ~B() try {} catch (...) {}\n  B() = default;\n};\n",
+     {"A.A": "Makes it.", "B.~B": "Ends."}),
+    ("csharp", "nothing, before members of other kinds",
+     "class A {\n  /// Adds.\n  public static A operator +(A a, A b) { return a; }\n"
+     "  /// Ends it.\n  ~A() { End(); }\n  public static implicit operator int(A a) => 1;\n"
+     "  public static explicit operator List<string>(A a) => a.b;\n  public static bool operator true(A a) => true;\n"
+     "  /// An item.\n  public int this[int i] { get { return 1; } }\n  int this[A a] { get; set; }\n"
+     "  /// A number.\n  int B { get => 1; set => C(value); }\n  int D { get; } = 1;\n}\n"
+     "interface I { int this[int i] { get; } }\nclass J { public int this[string s] => 1; }\n",
+     {"A.operator+": "Adds.", "A.~A": "Ends it.", "A.operator int": "", "A.operator List<string>": "",
+      "A.operator true": "", "A.this": "An item.", "A.B": "A number.", "J.this": ""}),
+    ("kotlin", "nothing, before members of other kinds",
+     "class A {\n  /** Makes it. */\n  constructor(a: Int) : this() { b() }\n  /** A number. */\n  var c = 1\n"
+     "    get() { return 1 }\n    private set\n  var d: Int\n    get() = 1\n    @B set(v) { e = v }\n"
+     "  val String.last get() = this[0]\n  var f = 1\n    private set\n  val g by lazy { 1 }\n}\n",
+     {"A.constructor": "Makes it.", "A.c": "A number.", "A.d": "", "A.last": ""}),
     ("cpp", "a template and a blank line", "/// Adds.\n\ntemplate <typename T>\nT add(T a) { return a; }\n"
      "", {"add": "Adds."}),
 ]
