@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from tree_sitter import Node, Query, QueryCursor
 
 from soft_trainer.source.grammars import parser
 from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
+from soft_trainer.source.recovery import hides_functions, without_errors
 
 # Searching the children of a syntax error takes quadratic time, 20 s for 80,000 children.
 MAX_ERROR_CHILDREN = 10_000
 _READ_BYTES = 1 << 15
+_ACCESSORS = ("accessor_declaration", "getter", "setter")
 _MAX_AROUND = 8
 _MAX_NAME = 200  # characters
 # The order of nodes with the same text, outer ones first.
@@ -76,13 +78,34 @@ TEST_MACRO = re.compile(r"(?:[A-Z]+_)*TEST(?:_[A-Z]+)*\(")
 
 
 def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
-    """Parses a file. Returns None if most of the file is a syntax error, or if parsing takes longer than `seconds`.
+    """Parses a file. Returns None if most of the file is a syntax error, or if parsing takes longer than `seconds`."""
+    return parse_file(source, language, seconds)[0]
 
-    Some files, even files of 200 bytes, make the parser hang forever. All other files take far less than a minute.
+
+def parse_file(source: bytes, language: str, seconds: float = 60.0) -> tuple[Node | None, bool]:
+    """Returns what `parse` returns, and False if a syntax error may hide functions.
+
+    If the grammar then finds more functions without the lines that it cannot parse, the tree lacks these lines.
     """
     deadline = time.monotonic() + seconds
     if language in PREPROCESSED:
         source = _without_macros(_without_inner_comments(source))
+    read = partial(_parse, language=language, deadline=deadline)
+    root = read(source)
+    functions = {*SOURCE_LANGUAGES[language].functions.split(), *_ACCESSORS}
+    whole = root is not None and not hides_functions(root, functions)
+    if root is not None and not whole and language not in PREPROCESSED:
+        mended = read(without_errors(source, read, functions))
+        if mended is not None and _count_names(mended, source, language) > _count_names(root, source, language):
+            root = mended
+    return root, whole
+
+
+def _parse(source: bytes, language: str, deadline: float) -> Node | None:
+    """Parses a text. Returns None if most of it is a syntax error, or after the deadline.
+
+    Some files, even files of 200 bytes, make the parser hang forever. All other files take far less than a minute.
+    """
 
     def read(at: int, _) -> bytes:
         # The parser of tree-sitter 0.26 stops only if `read` reports the end of the text.
@@ -92,9 +115,13 @@ def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
 
     root = parser(language).parse(read).root_node
     broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children))
-    if broken or time.monotonic() > deadline:
-        return None
-    return root
+    return None if broken or time.monotonic() > deadline else root
+
+
+def _count_names(root: Node, source: bytes, language: str) -> int:
+    """Returns the number of functions, and of the definitions around each."""
+    found = definitions(root, source, language)
+    return sum(1 + len(each.around) for each in found if each.kind == "function")
 
 
 def _without_inner_comments(source: bytes) -> bytes:
