@@ -212,8 +212,9 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
             continue
         if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
             continue
-        if language in PREPROCESSED and kind == "function" and _STATEMENT.match(source, _name_start(node)):
-            continue
+        if language in PREPROCESSED and kind == "function":
+            if _STATEMENT.match(source, (name_node(node) or node).start_byte):
+                continue
         # A wrapper of an enclosing definition may end here too: a decorated class ends with its last method.
         first = around[-1].node.start_byte if around else 0
         own = [
@@ -250,11 +251,6 @@ def name_node(node: Node) -> Node | None:
         if node.type not in _DECLARATORS:
             name = node
     return name
-
-
-def _name_start(node: Node) -> int:
-    """Returns the position of a definition's name, or of the definition if it has no name."""
-    return (name_node(node) or node).start_byte
 
 
 def last_child(node: Node, *kinds: str) -> Node | None:

@@ -41,22 +41,16 @@ _STRINGS = ("string", "parenthesized_expression")  # the second may be a docstri
 _MAX_OVERLOADS = 50
 
 
-def functions(
-    root: Node, source: bytes, language: str, path: str, documented: bool = False
-) -> Iterator[tuple[Row, Function]]:
+def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Function]]:
     """Yields the row of each named function in `source` that has a body, and the function.
 
     A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. `docstring` and
     `docstring_tokens` are empty if a function has no documentation. If the documentation consists only of tags, only
     `docstring_tokens` is empty.
-
-    Args:
-        documented: True to skip functions without documentation, which take most of the time.
     """
     file = FileFunctions(root, source, language, path)
     for function in file.functions.values():
-        if not documented or file.docstring(function):
-            yield file.row(function), function
+        yield file.row(function), function
 
 
 class Function(NamedTuple):
@@ -114,10 +108,7 @@ class FileFunctions:
         captures = QueryCursor(queries(language)[2]).captures(root)
         attributes = captures.get("attribute", [])
         # What may stand between a doc comment and its function, in order, without the comments inside attributes.
-        self._between: list[Node] = []
-        for node in sorted([*self._comments, *attributes], key=_START):
-            if not self._between or node.start_byte >= self._between[-1].end_byte:
-                self._between.append(node)
+        self._between = _outermost([*self._comments, *attributes])
         self._signatures = defaultdict(list)
         self._prototypes = sorted(captures.get("signature", []), key=_START)
         for node in self._prototypes:
@@ -159,21 +150,18 @@ class FileFunctions:
             body = last_child(node, *_BODIES)
             for field in ("body", "accessors", "value"):
                 body = node.child_by_field_name(field) or body
-            if body is None or not definition.name or self._is_test(node):
+            macro = defining_macro(self.source, node)
+            is_test = macro and TEST_MACRO.match(macro[0])  # `TEST_F(CartTest, Total) {`
+            if body is None or not definition.name or is_test:
                 continue
             name = ".".join([*scope, definition.name])
             broken = node.has_error
             if self.language in PREPROCESSED:
-                broken = _is_broken(node, body)
+                broken = body.children[-1].is_missing or any(each.has_error for each in node.children if each != body)
             function = Function(name, _parameters(self.source, node), node, named, body, broken)
             if function.lines not in lines:
                 lines.add(function.lines)
                 yield function
-
-    def _is_test(self, node: Node) -> bool:
-        """Returns True for `TEST_F(CartTest, Total) {` in C++."""
-        macro = defining_macro(self.source, node)
-        return macro is not None and TEST_MACRO.match(macro[0]) is not None
 
     def counterpart(self, name: str, other: FileFunctions) -> str | None:
         """Returns a function's name in another version of the file, or None if that version lacks the function.
@@ -339,11 +327,6 @@ def _swallowing(found: list[Definition]) -> set[int]:
     return nodes
 
 
-def _is_broken(node: Node, body: Node) -> bool:
-    """Returns True if a function has a syntax error outside its body, or if the body's end is missing."""
-    return body.children[-1].is_missing or any(child.has_error for child in node.children if child != body)
-
-
 def _parameters(source: bytes, node: Node | None) -> str:
     """Returns a function's parameters as text, on one line and without brackets."""
     while node is not None:
@@ -356,13 +339,19 @@ def _parameters(source: bytes, node: Node | None) -> str:
 
 def comments(root: Node, source: bytes, language: str) -> list[Node]:
     """Returns the nodes of all comments and docstrings below `root`, in order."""
-    found: list[Node] = []
     nodes = QueryCursor(queries(language)[1]).captures(root).get("comment", [])
+    return _outermost(
+        [node for node in nodes if node.type.endswith("comment") or _string_statement(node, source) is not None]
+    )
+
+
+def _outermost(nodes: list[Node]) -> list[Node]:
+    """Returns the nodes that are in none of the others, in order. A docstring in brackets may contain comments."""
+    kept: list[Node] = []
     for node in sorted(nodes, key=_START):
-        inside = found and node.start_byte < found[-1].end_byte  # a docstring in brackets has comments
-        if not inside and (node.type.endswith("comment") or _string_statement(node, source) is not None):
-            found.append(node)
-    return found
+        if not kept or node.start_byte >= kept[-1].end_byte:
+            kept.append(node)
+    return kept
 
 
 def _string_statement(node: Node, source: bytes) -> str | None:

@@ -47,25 +47,23 @@ def without_errors(source: bytes, parse: Callable[[bytes], Node | None], functio
         functions: the types of the nodes of functions.
     """
     lines = source.split(b"\n")
-    kept = [b" " * len(line) for line in lines]
+    blanks = [b" " * len(line) for line in lines]
+    kept = blanks.copy()
     parses = 0
 
-    def keep(block: Block, head: int = -1) -> Node | None:
-        """Keeps lines, and of those up to `head` only a class's name and bracket, if the text then has no error.
+    def put(block: Block, texts: list[bytes]) -> None:
+        for number in block:
+            kept[number] = texts[number]
 
-        Returns the tree, or None.
-        """
+    def keep(block: Block, texts: list[bytes] = lines) -> Node | None:
+        """Keeps a block's lines if the text then has no error. Returns the tree, or None."""
         nonlocal parses
         parses += 1
-        for number in block:
-            kept[number] = lines[number]
-            if number <= head:
-                kept[number] = _NOT_NAME.sub(lambda found: found[1] or b" " * len(found[0]), lines[number])
+        put(block, texts)
         root = parse(b"\n".join(kept)) if parses <= MAX_PARSES else None
-        if root is not None and not root.has_error:
+        if root and not root.has_error:
             return root
-        for number in block:
-            kept[number] = b" " * len(lines[number])
+        put(block, blanks)
         return None
 
     def add(blocks: list[Block]) -> None:
@@ -82,15 +80,18 @@ def without_errors(source: bytes, parse: Callable[[bytes], Node | None], functio
         least = _indentation(lines[together[0]])
         inner = [number for number in together if number > head and _indentation(lines[number]) > least]
         outer = sorted({*together} - {*inner})
-        root = inner and (keep(outer) or keep(outer, head))
-        if not root:
+        if not inner:
+            return
+        # If the head cannot be parsed, a class is still known by its name.
+        names = [_NOT_NAME.sub(lambda found: found[1] or b" " * len(found[0]), line) for line in lines[: head + 1]]
+        root = keep(outer) or keep(outer, names + lines[head + 1 :])
+        if root is None:
             return
         node = root.descendant_for_point_range((outer[0], least), (outer[-1], len(lines[outer[-1]].rstrip())))
-        if not _contains(node, functions):
+        if any(f"({kind}" in str(node) for kind in functions):
+            put(outer, blanks)
+        else:
             add(_blocks(lines, inner))
-            return
-        for number in outer:
-            kept[number] = b" " * len(lines[number])
 
     add(_blocks(lines, range(len(lines))))
     return b"\n".join(kept)
@@ -115,14 +116,3 @@ def _indentation(line: bytes) -> float:
     """Returns the number of blanks before a line's text. A blank line is indented further than any other line."""
     text = line.lstrip()
     return len(line) - len(text) if text else math.inf
-
-
-def _contains(root: Node, types: Collection[str]) -> bool:
-    """Returns True if a node or one inside it has one of the types."""
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node.type in types:
-            return True
-        stack += node.children
-    return False
