@@ -1,6 +1,7 @@
 """Shared fixtures that need no network: 24 real pairs, a tokenizer trained on them, a RoBERTa with 32 dimensions."""
 
 import copy
+import gc
 import gzip
 import importlib
 import importlib.util
@@ -23,6 +24,8 @@ os.environ["HF_DATASETS_CACHE"] = os.environ["HF_HOME"] + "/datasets"
 
 import forked
 import pytest
+
+gc.disable()  # until the tests are collected: imports make a million objects that live as long as the process
 
 # A shell starts background jobs with SIGINT ignored, and the processes that tests interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,6 +64,11 @@ def pytest_xdist_auto_num_workers(config) -> int:
     """Distributes the whole suite over the cores. Files and tests selected by name run in this process."""
     whole = config.args_source is config.ArgsSource.TESTPATHS
     return min(os.cpu_count() or 1, 4) if whole else 0
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure():

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import inspect
 import json
 
 import own_losses
@@ -11,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from soft_trainer import losses
-from soft_trainer.criterion import LOSSES, WEIGHTINGS, Criterion, Targets
+from soft_trainer.criterion import LOSSES, Criterion, Targets
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import resolve, resolve_loss
@@ -64,12 +63,17 @@ def test_equals_the_pure_function(loss, cancel, duplicate):
         least = similarity.argmin(1, keepdim=True)
         negatives = torch.ones_like(kept).scatter(1, least, False)
         kept = kept & negatives
-    criterion = Criterion(
-        loss, **SETTINGS, infonce_weight=0.9, kl_weight=0.4, cancel=cancel, cancel_k=2, cancel_ratio=0.6
-    )
+    settings = SETTINGS | {"infonce_weight": 0.9, "kl_weight": 0.4, "distill_temperature": 0.5}
+    settings |= {"cancel": cancel, "cancel_k": 2, "cancel_ratio": 0.6}
+    criterion = Criterion(loss, **settings)
     targets = criterion.targets(positives, negatives, similarity=similarity)
     value = criterion(scores, targets)
-    torch.testing.assert_close(value, PURE[loss](scores, positives, similarity, kept), rtol=0, atol=1e-12)
+    expected = PURE[loss](scores, positives, similarity, kept)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    distilled = Criterion(loss, **settings, distill_weight=0.3)
+    expected = expected + 0.3 * losses.kl_divergence(scores, similarity, 0.5, positives, negatives=kept)
+    found = distilled(scores, distilled.targets(positives, negatives, similarity=similarity))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     # The excluded columns had no effect.
     absent = ~kept.scatter(1, positives.unsqueeze(1), True)
     assert absent.any() == (cancel != "none" or duplicate)
@@ -223,92 +227,6 @@ def test_targets_of_a_block_are_a_block_of_the_targets():
 def test_a_loss_without_its_similarities_is_an_error():
     with pytest.raises(ValueError, match="loss=soft_info_nce, cancel=top_k: similarity is missing"):
         Criterion(cancel="top_k").targets(torch.arange(3))
-
-
-# ---- The former implementation in two phases ----
-
-
-def two_phases(criterion, scores, positives, similarity, negatives, extra):
-    """Computes the loss like before `Targets` existed: a worker prepared inputs, and the step cancelled again."""
-
-    def call(function, values):
-        names = inspect.signature(function).parameters
-        return function(**{name: value for name, value in (vars(criterion) | values).items() if name in names})
-
-    def valid(similarity, negatives):
-        if criterion.cancel == "none" or similarity is None:
-            return negatives
-        if negatives is not None:
-            similarity = similarity.masked_fill(~negatives.scatter(1, positives.unsqueeze(1), True), -torch.inf)
-        if criterion.cancel == "top_k":
-            kept = cancel_top_k(similarity, criterion.cancel_k, positives)
-        else:
-            kept = cancel_above_ratio(similarity, criterion.cancel_ratio, positives)
-        return kept if negatives is None else kept & negatives
-
-    def without(columns, excluded):
-        if excluded is None:
-            return columns
-        return ~excluded if columns is None else columns & ~excluded
-
-    prepared = {}
-    known = without(negatives, extra)
-    if criterion.uses_weights:
-        kept = valid(similarity, known)
-        weights = call(
-            WEIGHTINGS[criterion.weighting], {"similarity": similarity, "positives": positives, "negatives": kept}
-        )
-        if kept is not None:
-            weights = weights.masked_fill(~kept, 0.0)
-        prepared["weights"] = weights.scatter(1, positives.unsqueeze(1), 1.0)
-    if criterion.distill_weight > 0 or not criterion.read_by_loss.isdisjoint(("similarity", "negatives")):
-        prepared["similarity"] = similarity
-
-    kept = valid(prepared.get("similarity"), known)
-    function = LOSSES[criterion.loss]
-    values = {"scores": scores, "positives": positives, "similarity": None, "negatives": kept} | prepared
-    if extra is None:
-        loss = call(function, values)
-    else:
-        relevant = extra.scatter(1, positives.unsqueeze(1), True)
-        queries, own = relevant.nonzero(as_tuple=True)
-        others = relevant[queries].scatter(1, own.unsqueeze(1), False)
-        rows = {name: value[queries] for name, value in values.items() if value is not None}
-        rows |= {"positives": own, "negatives": without(rows.get("negatives"), others), "reduction": "none"}
-        if "weights" in rows:
-            rows["weights"] = rows["weights"].masked_fill(others, 0.0)
-        shares = relevant.sum(1, dtype=torch.float64).reciprocal()[queries]
-        loss = (call(function, rows) * shares.to(scores.dtype)).sum() / len(relevant)
-    if criterion.distill_weight:
-        divergence = losses.kl_divergence(
-            scores, values["similarity"], criterion.distill_temperature, positives, negatives=kept
-        )
-        loss = loss + criterion.distill_weight * divergence
-    return loss
-
-
-KINDS = [(loss, "linear") for loss in LOSSES] + [("soft_info_nce", "positive_aware")]
-
-
-@pytest.mark.parametrize("loss, weighting", KINDS)
-@pytest.mark.parametrize("cancel", CANCEL)
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("distill_weight", [0.0, 0.3])
-def test_targets_equal_the_two_phases_to_the_last_bit(loss, weighting, cancel, masked, several, distill_weight):
-    generator = torch.Generator().manual_seed(3)
-    scores, similarity = torch.randn(2, 4, 9, generator=generator)
-    negatives = torch.rand(4, 9, generator=generator) < 0.8 if masked else None
-    extra = EXTRA_POSITIVES if several else None
-    criterion = Criterion(
-        loss, weighting, alpha=0.5, temperature=0.7, cancel=cancel, cancel_k=1, distill_weight=distill_weight
-    )
-    found = scores.clone().requires_grad_()
-    loss = criterion(found, criterion.targets(POSITIVES, negatives, extra, similarity))
-    reference = scores.clone().requires_grad_()
-    expected = two_phases(criterion, reference, POSITIVES, similarity, negatives, extra)
-    assert loss.item() == expected.item() and loss.isfinite()
-    assert torch.equal(*(torch.autograd.grad(*each)[0] for each in ((loss, found), (expected, reference))))
 
 
 # ---- A user's own functions ----

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skipped",
         action="store_true",
-        help="list the skipped files, with the reasons, and files that could not be decoded",
+        help="list the skipped files, with the reasons, and files that could not be decoded or parsed whole",
     )
     parser.add_argument("--index_dir", help="location of the index (default: in the user's cache directory)")
 
@@ -83,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int | None:
         print_on_main(safe(notice))
     if arguments.skipped:
         sys.stdout.writelines(f"{safe(path or './')}  {reason}\n" for path, reason in index.skipped().items())
-        sys.stdout.writelines(f"{safe(path)}  indexed, but not all of it is UTF-8\n" for path in index.garbled())
+        for trait, why in (("garbled", "not all of it is UTF-8"), ("broken", "syntax errors may hide functions")):
+            sys.stdout.writelines(f"{safe(path)}  indexed, but {why}\n" for path in index.with_trait(trait))
     counts = index.statistics()
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items())
     if not counts["files"]:
@@ -104,6 +105,8 @@ def run(arguments: argparse.Namespace) -> int | None:
     if count := counts["garbled"]:
         why = "because they are not UTF-8 and do not say how they are encoded"
         lines.append(f"files of which some characters are lost, {why}: {count:,}; --skipped lists them")
+    if count := counts["broken"]:
+        lines.append(f"files in which syntax errors may hide functions: {count:,}; --skipped lists them")
     if commits := counts.get("commits"):
         lines.append(_memory(commits))
     if arguments.index_dir:

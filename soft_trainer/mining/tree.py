@@ -25,7 +25,7 @@ from soft_trainer.files import MINED_JUDGMENTS, check_writable, write_rows
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
 from soft_trainer.mining.packages import PARTITIONS, assign_splits, package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, mined_language
-from soft_trainer.source.definitions import parse
+from soft_trainer.source.definitions import parse_file
 from soft_trainer.source.documentation import document_tokens, summary
 from soft_trainer.source.functions import FileFunctions, Row
 from soft_trainer.source.grammars import parser
@@ -36,6 +36,10 @@ from soft_trainer.source.source_files import SKIPPED_FOLDERS, decoded, read_text
 from soft_trainer.terminal import Progress, table
 
 PAIR_RULES = (*CODE_RULES, *DOCUMENT_RULES)
+# The outcomes of a file of which nothing is mined, or whose syntax errors may hide functions.
+_UNPARSEABLE = "unparseable"
+_IN_PART = "mined in part"
+_MAX_NAMED = 10
 
 
 class Found(NamedTuple):
@@ -49,7 +53,7 @@ class MinedFile(NamedTuple):
     """The functions in one file.
 
     Attributes:
-        outcome: "mined", or the reason to skip the file.
+        outcome: "mined", `_IN_PART`, or the reason to skip the file.
         judged: (reason, found) for each function. `reason` is why the function is not a training pair, or "" for a
             pair. `found` is None if the function is not part of the corpus either.
         defined: the names of all functions.
@@ -63,11 +67,18 @@ class MinedFile(NamedTuple):
 
 
 class Mined(NamedTuple):
-    """The result of mining: the rows of each split and the codebase, and counts of functions and files per outcome."""
+    """The result of mining.
+
+    Attributes:
+        rows: the rows of each split and the codebase.
+        functions, files: the number of functions and files per outcome.
+        broken: the files that the grammar could not parse whole.
+    """
 
     rows: dict[str, list[Row]]
     functions: Counter[str]
     files: Counter[str]
+    broken: list[str]
 
 
 def mine(
@@ -99,7 +110,7 @@ def mine(
     for rule in keep:
         if rule not in PAIR_RULES:
             raise UserError(f"keep={[rule]}: no such rule; use {', '.join(PAIR_RULES)}")
-    mined = Mined({}, Counter(), Counter())
+    mined = Mined({}, Counter(), Counter(), [])
     pairs = []
     others = []
     defined: Counter[str] = Counter()
@@ -109,8 +120,10 @@ def mine(
     paths, worktrees = _source_files(source_dir, language)
     if worktrees:
         mined.files["linked worktree (a folder)"] = worktrees
-    for file in each_in_order(read, paths, num_workers, "file", 8):
+    for path, file in zip(paths, each_in_order(read, paths, num_workers, "file", 8), strict=True):
         mined.files[file.outcome] += 1
+        if file.outcome in (_UNPARSEABLE, _IN_PART):
+            mined.broken.append(path)
         defined.update(file.defined)
         for name, docstring in file.prototypes:
             prototypes[name].add(docstring)
@@ -215,6 +228,8 @@ def mine_to(
 def mining_table(mined: NamedTuple) -> str:
     """Returns a Markdown table with the number of rows per split, and of functions, files or commits per outcome.
 
+    A line below it names files with syntax errors.
+
     Args:
         mined: the result of `mine` or `mine_history`.
     """
@@ -222,7 +237,12 @@ def mining_table(mined: NamedTuple) -> str:
     for kind, counts in mined._asdict().items():
         if isinstance(counts, Counter):
             lines += [[kind, *each] for each in counts.most_common()]
-    return table(["", "split or outcome", "count"], lines)
+    text = table(["", "split or outcome", "count"], lines)
+    broken = getattr(mined, "broken", [])
+    if broken:
+        more = f" and {len(broken) - _MAX_NAMED:,} more" if len(broken) > _MAX_NAMED else ""
+        text += f"\nFunctions may be missing, because of syntax errors: {', '.join(broken[:_MAX_NAMED])}{more}"
+    return text
 
 
 def explained(counts: Counter[str]) -> str:
@@ -351,9 +371,9 @@ def _mine_file(
         return MinedFile(source)
     if source_language(path, source) != language:
         return MinedFile("other language")
-    tree = parse(source, language)
+    tree, whole = parse_file(source, language)
     if tree is None:
-        return MinedFile("unparseable")
+        return MinedFile(_UNPARSEABLE)
     judged = []
     file = FileFunctions(tree, source, language, path)
     for function in file.functions.values():
@@ -362,7 +382,7 @@ def _mine_file(
         row = file.row(function)
         reason = first_broken(row, CODE_RULES, keep)
         if not reason and function.broken:
-            reason = "unparseable"
+            reason = _UNPARSEABLE
         found = None
         if not reason:
             found = Found(row, minhash(row["code_tokens"]))
@@ -371,7 +391,8 @@ def _mine_file(
                 reason = first_broken(row, DOCUMENT_RULES, keep)
         judged.append((reason, found))
     defined = [function.name for function in file.functions.values()]
-    return MinedFile("mined", judged, defined, [*file.prototypes()] if language in PREPROCESSED else [])
+    prototypes = [*file.prototypes()] if language in PREPROCESSED else []
+    return MinedFile("mined" if whole else _IN_PART, judged, defined, prototypes)
 
 
 def _distinct(found: list[Found]) -> tuple[list[Found], Counter[str]]:

@@ -503,7 +503,7 @@ class CodeIndex:
         vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
         size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
         counts = {"files": files, "chunks": chunks, "vendored": vendored, "skipped": skipped, "bytes": size}
-        counts["garbled"] = len(self.garbled())
+        counts |= {trait: len(self.with_trait(trait)) for trait in ("garbled", "broken")}
         counts["model"] = self.model
         if self.model:
             counts["encoded"] = chunks - vectors.unencoded(self.database)
@@ -548,11 +548,11 @@ class CodeIndex:
             rows = self.database.execute("SELECT path, reason FROM skipped").fetchall()
         return dict(sorted([*((path, "ignored") for path in ignored), *rows]))
 
-    def garbled(self) -> list[str]:
-        """Returns the indexed files with bytes that could not be decoded."""
+    def with_trait(self, trait: str) -> list[str]:
+        """Returns the indexed files with one of `store.TRAITS`, such as "garbled"."""
         with self._turn():
             segments = store.Segments(self.database)
-            flags = segments.traits[:, store.TRAITS.index("garbled")]
+            flags = segments.traits[:, store.TRAITS.index(trait)]
             return list(compress(segments.paths(), flags))
 
     def _counts(self) -> tuple[int, int]:

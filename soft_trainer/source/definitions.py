@@ -5,21 +5,23 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from tree_sitter import Node, Query, QueryCursor
 
 from soft_trainer.source.grammars import parser
 from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
+from soft_trainer.source.recovery import hides_functions, without_errors
 
 # Searching the children of a syntax error takes quadratic time, 20 s for 80,000 children.
 MAX_ERROR_CHILDREN = 10_000
 _READ_BYTES = 1 << 15
+_ACCESSORS = ("accessor_declaration", "getter", "setter")
 _MAX_AROUND = 8
 _MAX_NAME = 200  # characters
 # The order of nodes with the same text, outer ones first.
-_KINDS = ("wrapper", "container", "type", "function", "signature")
+_KINDS = ("wrapper", "container", "function", "type", "signature")
 # In C, `struct point p` mentions a structure and does not define it.
 _NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
 _TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
@@ -62,19 +64,48 @@ _BLANKS = bytes(10 if byte == 10 else 32 for byte in range(256))  # for `bytes.t
 _STATEMENT = re.compile(rb"(?:if|for|while|switch|return|else|catch)\b")
 _REFERENCES = ("reference_declarator", "function_declarator")
 _DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenthesized_declarator")
+# The children that lead to the name of a definition without a field for it.
+_NAMING = {
+    "operator_declaration": ("operator",),
+    "conversion_operator_declaration": ("operator",),
+    "indexer_declaration": ("this",),
+    "secondary_constructor": ("constructor",),
+    "property_declaration": ("variable_declaration", "identifier"),
+}
 # A macro that defines a function, and what names the function: `TEST_F(CartTest, Total) {`.
 _DEFINING_MACRO = re.compile(r"([A-Z][A-Z0-9_]+)\s*\(\s*(\w+(?:\s*,\s*\w+)*)\s*\)")
 TEST_MACRO = re.compile(r"(?:[A-Z]+_)*TEST(?:_[A-Z]+)*\(")
 
 
 def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
-    """Parses a file. Returns None if most of the file is a syntax error, or if parsing takes longer than `seconds`.
+    """Parses a file. Returns None if most of the file is a syntax error, or if parsing takes longer than `seconds`."""
+    return parse_file(source, language, seconds)[0]
 
-    Some files, even files of 200 bytes, make the parser hang forever. All other files take far less than a minute.
+
+def parse_file(source: bytes, language: str, seconds: float = 60.0) -> tuple[Node | None, bool]:
+    """Returns what `parse` returns, and False if a syntax error may hide functions.
+
+    If the grammar then finds more functions without the lines that it cannot parse, the tree lacks these lines.
     """
     deadline = time.monotonic() + seconds
     if language in PREPROCESSED:
         source = _without_macros(_without_inner_comments(source))
+    read = partial(_parse, language=language, deadline=deadline)
+    root = read(source)
+    functions = {*SOURCE_LANGUAGES[language].functions.split(), *_ACCESSORS}
+    whole = root is not None and not hides_functions(root, functions)
+    if root is not None and not whole and language not in PREPROCESSED:
+        mended = read(without_errors(source, read, functions))
+        if mended is not None and _count_names(mended, source, language) > _count_names(root, source, language):
+            root = mended
+    return root, whole
+
+
+def _parse(source: bytes, language: str, deadline: float) -> Node | None:
+    """Parses a text. Returns None if most of it is a syntax error, or after the deadline.
+
+    Some files, even files of 200 bytes, make the parser hang forever. All other files take far less than a minute.
+    """
 
     def read(at: int, _) -> bytes:
         # The parser of tree-sitter 0.26 stops only if `read` reports the end of the text.
@@ -84,9 +115,13 @@ def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
 
     root = parser(language).parse(read).root_node
     broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children))
-    if broken or time.monotonic() > deadline:
-        return None
-    return root
+    return None if broken or time.monotonic() > deadline else root
+
+
+def _count_names(root: Node, source: bytes, language: str) -> int:
+    """Returns the number of functions, and of the definitions around each."""
+    found = definitions(root, source, language)
+    return sum(1 + len(each.around) for each in found if each.kind == "function")
 
 
 def _without_inner_comments(source: bytes) -> bytes:
@@ -173,10 +208,13 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
         if kind == "wrapper":
             wrappers.append(node)
             continue
+        if around and around[-1].node.id == node.id:  # a function and a type
+            continue
         if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
             continue
-        if language in PREPROCESSED and kind == "function" and _STATEMENT.match(source, _name_start(node)):
-            continue
+        if language in PREPROCESSED and kind == "function":
+            if _STATEMENT.match(source, (name_node(node) or node).start_byte):
+                continue
         # A wrapper of an enclosing definition may end here too: a decorated class ends with its last method.
         first = around[-1].node.start_byte if around else 0
         own = [
@@ -199,6 +237,10 @@ def name_node(node: Node) -> Node | None:
     name = node.child_by_field_name("name")
     if name is None and node.type == "impl_item":
         return node.child_by_field_name("type")
+    if name is None and node.type in _NAMING:
+        for kind in _NAMING[node.type]:
+            node = next(child for child in node.children if child.type == kind)
+        return node
     while name is None:
         inner = node.child_by_field_name("declarator") or last_child(node, *_REFERENCES)
         if inner is None and node.type == "parenthesized_declarator":
@@ -209,11 +251,6 @@ def name_node(node: Node) -> Node | None:
         if node.type not in _DECLARATORS:
             name = node
     return name
-
-
-def _name_start(node: Node) -> int:
-    """Returns the position of a definition's name, or of the definition if it has no name."""
-    return (name_node(node) or node).start_byte
 
 
 def last_child(node: Node, *kinds: str) -> Node | None:
@@ -240,6 +277,11 @@ def definition_name(source: bytes, node: Node, wrappers: Sequence[Node], naming:
     if node.type == "function_definition" and (macro := defining_macro(source, node)):
         return ".".join(re.findall(r"\w+", macro[2]))
     text = node_text(source, named)[:_MAX_NAME]
+    if node.type.endswith("operator_declaration"):  # in C#
+        text = source[named.start_byte : node.child_by_field_name("parameters").start_byte].decode(errors="replace")
+        return re.sub(r"\W+", lambda signs: signs[0].strip() or " ", text.strip())
+    if node.type == "destructor_declaration":
+        return f"~{text}"
     while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
         text = shorter
     text = "".join(text.replace("::", ".").removeprefix("this.").strip("\"'` \n").split())

@@ -15,10 +15,13 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 # The example that follows "... For example:" is not part of the summary.
 _LEAD_IN = re.compile(r"(?i)(?<=[.!?)])\s+(for (example|instance)|examples?|usage|e\.g\.|as follows)\s*:+\s*$")
 
-# Tags of Doxygen, JSDoc and TSDoc for a comment that belongs to its file.
-_FILE_TAG = re.compile(
-    r"(?m)^[\s/*!]*[@\\](file|fileoverview|overview|module|packageDocumentation|mainpage)(?![\w:])|^[\s/*!]*SECTION:"
+# Tags of Doxygen, JSDoc and TSDoc for a comment that belongs to its file, or to nothing that stands in the code.
+_OTHER_SUBJECT = re.compile(
+    r"(?m)^[\s/*!]*[@\\](file|fileoverview|overview|module|packageDocumentation|mainpage|page|defgroup|addtogroup"
+    r"|weakgroup|typedef|callback|event|external)(?![\w:])|^[\s/*!]*SECTION:"
 )
+# Doxygen's commands that name what they document: the last word before the parameters.
+_SUBJECT = re.compile(r"(?m)^[\s/*!]*[@\\](?:fn|def|var|struct|union)[ \t][^(\n]*?(\w+)[^\w(\n]*(?:\(|$)")
 _LICENCE = re.compile(r"(?i)\bcopyright\b|\blicen[cs]ed?\b|\(c\)")
 
 Substitution = tuple[str, str | Callable[[re.Match[str]], str]]
@@ -84,13 +87,17 @@ def summary(docstring: str, style: DocStyle) -> str:
     return _LEAD_IN.sub("", "\n".join(lines))
 
 
-def is_header(comment: str, begins_file: bool) -> bool:
-    """Returns True if a doc comment describes its file, or is a licence.
+def is_about_another(comment: str, code: str, begins_file: bool) -> bool:
+    """Returns True if a doc comment is a licence, or describes its file or something else than the code below it.
 
     Args:
+        code: the beginning of the code below the comment.
         begins_file: True if the comment is the first thing in its file, and a blank line follows.
     """
-    return bool(_FILE_TAG.search(comment)) or (begins_file and bool(_LICENCE.search(comment)))
+    named = _SUBJECT.search(comment)
+    if named and not re.search(rf"\b{named[1]}\b", code):
+        return True
+    return bool(_OTHER_SUBJECT.search(comment)) or (begins_file and bool(_LICENCE.search(comment)))
 
 
 def document_tokens(text: str) -> list[str]:
@@ -220,7 +227,6 @@ PYTHON = DocStyle(
         r"|\s*(Args|Arguments|Params|Parameters|Keyword Args|Keywords|Returns?|Yields|Raises|Throws|Examples?|Usage"
         r"|Notes?|See Also|Attributes|Warnings?)\s*:?\s*$"
     ),
-    strip=lambda literal: cleandoc(re.sub(r"""(?s)^[a-zA-Z]*("{3}|'{3}|"|')(.*)\1$""", r"\2", literal)).strip(),
 )
 RUBY = DocStyle(
     (

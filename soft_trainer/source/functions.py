@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from inspect import cleandoc
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -22,7 +25,7 @@ from soft_trainer.source.definitions import (
     node_text,
     queries,
 )
-from soft_trainer.source.documentation import document_tokens, is_header, summary
+from soft_trainer.source.documentation import document_tokens, is_about_another, summary
 from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
 
 Row = dict[str, Any]  # the columns of CodeSearchNet
@@ -31,26 +34,23 @@ Span = tuple[int, int]
 _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 # Frames, and Doxygen's comments on what stands before them.
 _NO_DOCUMENTATION = re.compile(r"/\*\*(?=[*/])|////|/\*[*!]<|//[/!]<")
+# Bodies that are not in a field.
+_BODIES = ("function_body", "block", "getter", "setter", "try_statement")
 _START = attrgetter("start_byte")
+_STRINGS = ("string", "parenthesized_expression")  # the second may be a docstring in brackets
 _MAX_OVERLOADS = 50
 
 
-def functions(
-    root: Node, source: bytes, language: str, path: str, documented: bool = False
-) -> Iterator[tuple[Row, Function]]:
+def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Function]]:
     """Yields the row of each named function in `source` that has a body, and the function.
 
     A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. `docstring` and
     `docstring_tokens` are empty if a function has no documentation. If the documentation consists only of tags, only
     `docstring_tokens` is empty.
-
-    Args:
-        documented: True to skip functions without documentation, which take most of the time.
     """
     file = FileFunctions(root, source, language, path)
     for function in file.functions.values():
-        if not documented or file.docstring(function):
-            yield file.row(function), function
+        yield file.row(function), function
 
 
 class Function(NamedTuple):
@@ -103,15 +103,12 @@ class FileFunctions:
             return
         self._strings = set(self.table.strings.split())
         self._containers = set(self.table.containers.split())
-        self._comments = comments(root, language)
+        self._comments = comments(root, source, language)
         self._gap = re.compile(self.table.gap.encode())
         captures = QueryCursor(queries(language)[2]).captures(root)
         attributes = captures.get("attribute", [])
         # What may stand between a doc comment and its function, in order, without the comments inside attributes.
-        self._between: list[Node] = []
-        for node in sorted([*self._comments, *attributes], key=_START):
-            if not self._between or node.start_byte >= self._between[-1].end_byte:
-                self._between.append(node)
+        self._between = _outermost([*self._comments, *attributes])
         self._signatures = defaultdict(list)
         self._prototypes = sorted(captures.get("signature", []), key=_START)
         for node in self._prototypes:
@@ -150,22 +147,21 @@ class FileFunctions:
                 if not self.table.wrappers.get(named.type):
                     continue
             scope = [outer.name for outer in definition.around if outer.kind == "container"]
-            body = node.child_by_field_name("body") or last_child(node, "function_body")
-            if body is None or not definition.name or self._is_test(node):
+            body = last_child(node, *_BODIES)
+            for field in ("body", "accessors", "value"):
+                body = node.child_by_field_name(field) or body
+            macro = defining_macro(self.source, node)
+            is_test = macro and TEST_MACRO.match(macro[0])  # `TEST_F(CartTest, Total) {`
+            if body is None or not definition.name or is_test:
                 continue
             name = ".".join([*scope, definition.name])
             broken = node.has_error
             if self.language in PREPROCESSED:
-                broken = _is_broken(node, body)
+                broken = body.children[-1].is_missing or any(each.has_error for each in node.children if each != body)
             function = Function(name, _parameters(self.source, node), node, named, body, broken)
             if function.lines not in lines:
                 lines.add(function.lines)
                 yield function
-
-    def _is_test(self, node: Node) -> bool:
-        """Returns True for `TEST_F(CartTest, Total) {` in C++."""
-        macro = defining_macro(self.source, node)
-        return macro is not None and TEST_MACRO.match(macro[0]) is not None
 
     def counterpart(self, name: str, other: FileFunctions) -> str | None:
         """Returns a function's name in another version of the file, or None if that version lacks the function.
@@ -254,9 +250,7 @@ class FileFunctions:
         if not self.table.docstring_in_body:
             return self.table.style.strip(self._doc_comment(function)).strip()
         for first in function.body.named_children[:1]:
-            for literal in first.named_children[:1]:
-                if first.type == "expression_statement" and literal.type == "string":
-                    return self.table.style.strip(node_text(self.source, literal))
+            return cleandoc(_string_statement(first, self.source) or "").strip()
         return ""
 
     def _doc_comment(self, function: Function) -> str:
@@ -294,6 +288,7 @@ class FileFunctions:
         Attributes, decorators, comments that are not documentation, and what the language's `gap` matches are skipped.
         Line comments on consecutive lines count as one comment.
         """
+        code = self.source[at : at + 500].decode(errors="replace")
         lines: list[str] = []
         for index in reversed(range(bisect_left(self._between, at, key=_START))):
             node = self._between[index]
@@ -312,7 +307,7 @@ class FileFunctions:
             on_line = self.source[self.source.rfind(b"\n", 0, at) + 1 : at].strip()
             after_code = on_line and not on_line.endswith(b"*/")
             begins_file = index == 0 and not self.source[:at].strip() and gap.count(b"\n") > 1
-            if after_code or is_header(text, begins_file):
+            if after_code or is_about_another(text, code, begins_file):
                 break
             if is_block:
                 return text
@@ -332,11 +327,6 @@ def _swallowing(found: list[Definition]) -> set[int]:
     return nodes
 
 
-def _is_broken(node: Node, body: Node) -> bool:
-    """Returns True if a function has a syntax error outside its body, or if the body's end is missing."""
-    return body.children[-1].is_missing or any(child.has_error for child in node.children if child != body)
-
-
 def _parameters(source: bytes, node: Node | None) -> str:
     """Returns a function's parameters as text, on one line and without brackets."""
     while node is not None:
@@ -347,10 +337,34 @@ def _parameters(source: bytes, node: Node | None) -> str:
     return ""
 
 
-def comments(root: Node, language: str) -> list[Node]:
+def comments(root: Node, source: bytes, language: str) -> list[Node]:
     """Returns the nodes of all comments and docstrings below `root`, in order."""
     nodes = QueryCursor(queries(language)[1]).captures(root).get("comment", [])
-    return sorted(nodes, key=_START)
+    return _outermost(
+        [node for node in nodes if node.type.endswith("comment") or _string_statement(node, source) is not None]
+    )
+
+
+def _outermost(nodes: list[Node]) -> list[Node]:
+    """Returns the nodes that are in none of the others, in order. A docstring in brackets may contain comments."""
+    kept: list[Node] = []
+    for node in sorted(nodes, key=_START):
+        if not kept or node.start_byte >= kept[-1].end_byte:
+            kept.append(node)
+    return kept
+
+
+def _string_statement(node: Node, source: bytes) -> str | None:
+    """Returns the string of a statement in Python that is a string literal, or None for an f-string and other code."""
+    if node.type != "expression_statement" or not node.named_children[0].type.endswith(_STRINGS):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `\d` in the user's file
+        try:
+            value = ast.literal_eval(node_text(source, node))
+        except (SyntaxError, ValueError):
+            return None
+    return value.encode(errors="replace").decode() if isinstance(value, str) else None
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:

@@ -29,7 +29,7 @@ class SourceLanguage:
         containers: the node types whose names precede a function's name (`Class.method`).
         types: the other node types that define a name: structures, aliases, macros. Search returns them as results.
         signatures: a tree-sitter query for definitions without a body, such as interface members and overloads. They
-            are names for search, and never rows.
+            are names for search, and never rows. It also finds properties with code (`@function`).
         wrappers: the node types that may enclose a function and name it (`exports.f = function () {}`), or come
             between a function and its doc comment. The value is the field with the name, or "" if there is none.
         gap: a pattern for the text that may come between a function and its doc comment, besides attributes and other
@@ -95,7 +95,8 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         functions="function_definition",
         strings="string",
         # A string that is a statement is a docstring or serves as a comment.
-        comments="(comment) @comment (expression_statement . (string) .) @comment",
+        comments="(comment) @comment"
+        " (expression_statement . [(string) (concatenated_string) (parenthesized_expression)] .) @comment",
         containers="class_definition",
         wrappers={"decorated_definition": ""},
         style=documentation.PYTHON,
@@ -162,6 +163,8 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         gap=r"\s*(?:\b_*[A-Z][A-Z0-9_]*\b(?:\([^()]*\))?[ \t]*\n?[ \t]*)*",
         doc_prefix=("/**", "/*!", "///", "//!"),
         types="struct_specifier union_specifier enum_specifier type_definition preproc_function_def",
+        wrappers={"linkage_specification": ""},
+        constructors=r"~\w+",
     ),
     "rust": SourceLanguage(
         extensions=(".rs",),
@@ -178,24 +181,31 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
     ),
     "csharp": SourceLanguage(
         extensions=(".cs",),
-        functions="method_declaration constructor_declaration local_function_statement",
+        functions="method_declaration constructor_declaration local_function_statement operator_declaration"
+        " conversion_operator_declaration destructor_declaration",
         strings="string_literal verbatim_string_literal raw_string_literal character_literal"
         " interpolated_string_expression",
         containers="class_declaration interface_declaration struct_declaration record_declaration enum_declaration",
         style=documentation.CSHARP,
         doc_prefix=("///", "/**"),
         types="delegate_declaration property_declaration",
+        signatures="([(indexer_declaration accessors: (accessor_list (accessor_declaration body: (_))))"
+        " (property_declaration accessors: (accessor_list (accessor_declaration body: (_))))"
+        " (indexer_declaration value: (_))] @function)",
+        constructors=r"~\w+",
         named_as_class=True,
         magic_methods="ToString|GetHashCode|Equals|Dispose|Finalize",
     ),
     "kotlin": SourceLanguage(
         extensions=(".kt", ".kts"),
-        functions="function_declaration",
+        functions="function_declaration secondary_constructor",
         strings="string_literal multiline_string_literal character_literal",
         comments=_LINES_AND_BLOCKS,
         containers="class_declaration object_declaration",
         style=documentation.KDOC,
         types="type_alias",
+        signatures="(property_declaration [(getter (function_body)) (setter (function_body))]) @function",
+        constructors="constructor",
         magic_methods="toString|hashCode|equals",
     ),
 }
@@ -206,7 +216,7 @@ SOURCE_LANGUAGES["cpp"] = replace(
     extensions=(".cpp", ".cc", ".cxx", ".hpp", ".hh", ".hxx", ".cu", ".cuh"),
     strings=_C.strings + " raw_string_literal",
     containers="class_specifier struct_specifier namespace_definition",
-    wrappers={"template_declaration": ""},
+    wrappers=_C.wrappers | {"template_declaration": "", "friend_declaration": ""},
     types="union_specifier enum_specifier type_definition preproc_function_def alias_declaration concept_definition",
     named_as_class=True,
 )

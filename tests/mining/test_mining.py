@@ -172,6 +172,18 @@ def test_unfit_files_are_skipped_and_counted(tmp_path):
     }  # fmt: skip
 
 
+def test_files_with_syntax_errors_are_counted_and_named(tmp_path):
+    for number, word in enumerate("one two three four five six seven eight nine ten eleven twelve".split()):
+        calls = "".join(f"    {word}{call}({call}, {number})\n" for call in range(9))
+        function = f"  /** Adds the numbers of {word}. */\n  fun {word}(a: Int) {{\n{calls}  }}\n"
+        broken = "  fun suspend(a: Int) {\n  }\n" if number else ""
+        (tmp_path / f"{number:02}.kt").write_text(f"class A {{\n{broken}{function}}}\n")
+    mined = mine(tmp_path, "kotlin", num_workers=1)
+    assert mined.files == {"mined": 1, "mined in part": 11} and mined.functions == {"kept as pairs": 12}
+    assert all(row["func_name"].startswith("A.") for row in mined.rows["codebase"])
+    assert mining_table(mined).endswith("syntax errors: " + ", ".join(mined.broken[:10]) + " and 1 more")
+
+
 def test_encoded_files_are_mined(tmp_path):
     tree = python_tree(tmp_path / "tree")
     source = (tree / "package1/code.py").read_text().replace("first1", "encoded1").replace("a[1]", "a['é']")

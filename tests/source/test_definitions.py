@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from soft_trainer.source.definitions import _without_macros, definitions, parse
+from soft_trainer.source.definitions import _without_macros, definitions, parse, parse_file
 from soft_trainer.source.functions import FileFunctions
 
 # (language, a file, the names of its definitions). The names are universal-ctags', except for macros that define
@@ -32,6 +32,10 @@ NAMES = [
     ("c", "int total(int a) {\n  CHECK(a) if (a) { return 1; }\n  return 2;\n}\n", ["total"]),
     ("c", "PHP_FUNCTION(total) { int a; }\n", ["total"]),
     ("c", "typedef void (*callback)(int);\ntypedef int (CALL *other)(int);\n", ["callback", "other"]),
+    ("ruby", "class Cart\n  def ==(other) = true\n  def [](at)\n    at\n  end\nend\n", ["Cart", "==", "[]"]),
+    ("csharp", "class Cart {\n  ~Cart() {}\n  public static bool operator !=(Cart a, Cart b) => true;\n"
+     "  public static explicit operator checked int(Cart a) => 1;\n  int this[int a] => 1;\n  int Total => 1;\n}\n",
+     ["Cart", "~Cart", "operator!=", "operator checked int", "this", "Total"]),
     ("typescript", "interface Cart { total(a: string): void; name: string }\ndeclare function sum(a: number): void;\n"
      "declare module 'shop' { function sell(): void }\nabstract class A { abstract add(): void }\n",
      ["Cart", "total", "sum", "shop", "sell", "A", "add"]),
@@ -86,6 +90,44 @@ def test_a_condition_that_closes_no_bracket_hides_no_function():
     unbalanced = "int total(int a) {\n#ifdef A\n  if (a) {\n#else\n  while (a) {\n#endif\n    a++;\n  }\n}\n"
     after = "".join(f"int f{number}(void) {{\n  return 1;\n}}\n" for number in range(3))
     assert list(functions_of(unbalanced + after, "c")) == ["f0", "f1", "f2"]
+
+
+# (language, a file that its grammar cannot parse whole, the lines of its other functions)
+# fmt: off
+BROKEN = [
+    ("kotlin", "class A {\n  fun a() {}\n  fun suspend(a: Int) {\n    b()\n  }\n  fun b() {}\n  class C {\n"
+     "    fun d() {}\n  }\n}\nfun e() {}\n", {"A.a": 2, "A.b": 6, "A.C.d": 8, "e": 11}),
+    ("kotlin", "actual open class A\ninternal actual constructor(\n  val a: Int,\n) : B {\n  @C\n  fun d() {}\n\n"
+     "  companion object {\n    fun e() {}\n  }\n}\n", {"A.d": 5, "A.e": 9}),
+    ("kotlin", "fun a(b: Any) {\n  when (b) {\n    is Int if b > 1 -> c()\n  }\n}\nclass D(\n  val e: Int,\n) {\n"
+     "  fun f() = 1\n}\n", {"D.f": 9}),
+    ("kotlin", "class A {\n  val a: Int\n    get() {\n      return 1\n    }\n  fun suspend(a: Int) {\n  }\n"
+     "  val b: Int\n    get() {\n      fun suspend(a: Int) {\n      }\n    }\n}\n", {"A.a": 2}),
+    ("csharp", "class A {\n  (\n  int b;\n  void c() {\n    d();\n  }\n}\nclass E {\n  void f() {\n    d();\n  }\n}\n",
+     {"A.c": 4, "E.f": 9}),
+    ("php", "<?php\nf(a,\nclass B {\n  function c() {\n    d();\n  }\n}\nfunction e() {\n  d();\n}\n",
+     {"B.c": 4, "e": 8}),
+    ("go", "package a\n\nfunc a() {\n\tb()\n}\n\nfunc c(a, {\n\tb()\n}\n\nfunc d() {\n\tb()\n}\n", {"a": 3, "d": 11}),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("language", "source", "expected"), BROKEN)
+def test_a_syntax_error_hides_no_other_function(language, source, expected):
+    assert not parse_file(source.encode(), language)[1]
+    assert {name: function.lines[0] for name, function in functions_of(source, language).items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("language", "source"),
+    [
+        ("kotlin", "class A {\n  fun a() {\n    b()\n  }\n}\n"),
+        ("java", "class A {\n  void a() {\n    b(;\n  }\n}\n"),
+        ("c", "API_BEGIN\nint a(void) {\n  return 1;\n}\n"),
+    ],
+)
+def test_an_error_in_a_function_or_on_one_line_hides_none(language, source):
+    assert parse_file(source.encode(), language)[1]
 
 
 def test_a_test_of_googletest_is_no_function():

@@ -1,10 +1,16 @@
 """A function has the documentation that its language's own tool gives it."""
 
+import ast
+import asyncio
+import email
+import json
+from pathlib import Path
+
 import pytest
 
 from soft_trainer.source.definitions import parse
 from soft_trainer.source.documentation import summary
-from soft_trainer.source.functions import FileFunctions
+from soft_trainer.source.functions import FileFunctions, functions
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 
 # (language, what is between the documentation and the function, a file, its functions and the beginning of their
@@ -62,6 +68,43 @@ DOCUMENTED = [
     ("c", "nothing, but it is about what precedes", "enum a {\n  ONE\n  /**< One. */\n};\n"
      "int add(void) { return 1; }\n",
      {"add": ""}),
+    ("javascript", "a type", "/** A pair.\n * @typedef {Object} Pair\n */\nfunction add() {}\n", {"add": ""}),
+    ("javascript", "a type of functions", "/**\n * Is called.\n * @callback Done\n * @param {number} a\n */\n\n"
+     "const add = () => 1\n", {"add": ""}),
+    ("typescript", "an event", "class A {\n  /** Has changed. @event */\n  /** @event A#change Has changed. */\n"
+     "  add(): void {}\n}\n", {"A.add": ""}),
+    ("c", "a group", "/** @defgroup numbers Numbers\n * All of them. */\n\nint add(void) { return 1; }\n",
+     {"add": ""}),
+    ("c", "another function", "/*! \\fn int halve(int add)\n * Halves. */\nint add(void) { return 1; }\n",
+     {"add": ""}),
+    ("c", "a macro", "/** @def MAX(a, b)\n * The larger one. */\nint add(void) { return 1; }\n", {"add": ""}),
+    ("cpp", "nothing, but its name", "/// \\fn int shop::add(int) const\n/// Adds.\nint shop::add(int a) const "
+     "{ return 1; }\n", {"shop.add": "\\fn"}),
+    ("cpp", "a friend", "class A {\n  /** Adds. */\n  friend A operator+(A a, A b) { return a; }\n  /** Halves. */\n"
+     "  template <typename T>\n  friend A halve(T a) { return 1; }\n  friend int bare(A a) { return 1; }\n};\n",
+     {"A.operator+": "Adds.", "A.halve": "Halves.", "A.bare": ""}),
+    ("cpp", "a linkage", "/** Adds. */\nextern \"C\" int add(int a) { return a; }\n/** Halves. */\nextern \"C\"\n"
+     "__attribute__((cold)) int halve() { return 1; }\n/** All of them. */\nextern \"C\" {\n"
+     "int bare() { return 1; }\n/** Ends. */\nint end() { return 1; }\n}\n",
+     {"add": "Adds.", "halve": "Halves.", "bare": "", "end": "Ends."}),
+    ("cpp", "nothing, before a body that is an attempt",
+     "/** Makes it. */\nA::A(int a) try : a(a) {} catch (...) {}\nclass B {\n  /** Ends. */\n"
+     "  ~B() try {} catch (...) {}\n  B() = default;\n};\n",
+     {"A.A": "Makes it.", "B.~B": "Ends."}),
+    ("csharp", "nothing, before members of other kinds",
+     "class A {\n  /// Adds.\n  public static A operator +(A a, A b) { return a; }\n"
+     "  /// Ends it.\n  ~A() { End(); }\n  public static implicit operator int(A a) => 1;\n"
+     "  public static explicit operator List<string>(A a) => a.b;\n  public static bool operator true(A a) => true;\n"
+     "  /// An item.\n  public int this[int i] { get { return 1; } }\n  int this[A a] { get; set; }\n"
+     "  /// A number.\n  int B { get => 1; set => C(value); }\n  int D { get; } = 1;\n}\n"
+     "interface I { int this[int i] { get; } }\nclass J { public int this[string s] => 1; }\n",
+     {"A.operator+": "Adds.", "A.~A": "Ends it.", "A.operator int": "", "A.operator List<string>": "",
+      "A.operator true": "", "A.this": "An item.", "A.B": "A number.", "J.this": ""}),
+    ("kotlin", "nothing, before members of other kinds",
+     "class A {\n  /** Makes it. */\n  constructor(a: Int) : this() { b() }\n  /** A number. */\n  var c = 1\n"
+     "    get() { return 1 }\n    private set\n  var d: Int\n    get() = 1\n    @B set(v) { e = v }\n"
+     "  val String.last get() = this[0]\n  var f = 1\n    private set\n  val g by lazy { 1 }\n}\n",
+     {"A.constructor": "Makes it.", "A.c": "A number.", "A.d": "", "A.last": ""}),
     ("cpp", "a template and a blank line", "/// Adds.\n\ntemplate <typename T>\nT add(T a) { return a; }\n"
      "", {"add": "Adds."}),
 ]
@@ -80,6 +123,62 @@ def test_a_function_has_the_documentation_that_its_tool_gives_it(language, betwe
     assert list(found) == list(expected)
     for name, beginning in expected.items():
         assert found[name].startswith(beginning) and bool(found[name]) == bool(beginning)
+
+
+LITERALS = [
+    '"Adds."',
+    """'''Adds.\n\n    More.\n\n      Indented.\n    '''""",
+    '"""\\\n    Adds."""',
+    'r"A \\d"',
+    'u"Adds."',
+    r'"A \d, \u00e9, \t and \N{BULLET}."',
+    r'"Half of \ud83d"',
+    '"Adds " "numbers."',
+    """"Adds " r'numb\\ers'""",
+    '"Adds " \\\n    "numbers."',
+    '("Adds.")',
+    '("Adds "  # and more\n     "numbers.")',
+    '"Adds."; a += 1',
+    '# first\n    "Adds."  # last',
+    'f"Adds."',
+    '"Adds " f"{a}"',
+    'b"Adds."',
+    '"Adds", "numbers"',
+    '"Adds %s" % a',
+    '("Adds", )',
+    '"A \\x"',
+    '""',
+]
+
+
+@pytest.mark.parametrize("literal", LITERALS)
+def test_a_docstring_in_python_is_what_ast_gives(literal, recwarn):
+    source = f"def add(a):\n    {literal}\n    return a\n"
+    expected = ""
+    if literal != '"A \\x"':  # an error for Python
+        expected = (ast.get_docstring(ast.parse(source).body[0]) or "").strip()
+    recwarn.clear()  # of `ast`
+    ((row, _),) = functions(parse(source.encode(), "python"), source.encode(), "python", "path")
+    assert row["docstring"] == expected.encode(errors="replace").decode()
+    documented = bool(expected) or literal == '""'
+    assert documented != any(token.endswith(('"', "'")) for token in row["code_tokens"])
+    assert not recwarn
+
+
+def test_docstrings_of_the_standard_library_are_what_ast_gives():
+    count = 0
+    for package in (asyncio, email, json):
+        for path in Path(package.__file__).parent.glob("*.py"):
+            source = path.read_bytes()
+            expected = {}
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    expected[node.lineno] = (ast.get_docstring(node) or "").strip()
+            file = FileFunctions(parse(source, "python"), source, "python", path.name)
+            for function in file.functions.values():
+                assert file.docstring(function) == expected[function.node.start_point.row + 1]
+                count += 1
+    assert count > 1000
 
 
 # (language, a file, the summary of its function's documentation), as gtk-doc, YARD, JSDoc and RDoc read it. A mark of

@@ -7,8 +7,10 @@ from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from tree_sitter import Node
+
 from soft_trainer.search.index.notebooks import cells
-from soft_trainer.source.definitions import definitions, parse
+from soft_trainer.source.definitions import definitions, parse_file
 from soft_trainer.source.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES, source_language
 
 MAX_LINES = 60  # longer functions are split; encoders read about 30 lines
@@ -64,6 +66,7 @@ class Chunk:
         defines: the unqualified names that the chunk defines.
         kind: `LINES` for lines outside definitions, `CLASS` for the lines of a class outside its members, and
             `WHOLE` for other definitions and for notebooks.
+        parsed: False if a syntax error in the file may hide functions.
     """
 
     start: int
@@ -71,6 +74,7 @@ class Chunk:
     name: str = ""
     defines: list[str] = field(default_factory=list)
     kind: int = LINES
+    parsed: bool = True
 
 
 def language_of(path: str, source: bytes) -> str:
@@ -110,8 +114,10 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
     lines = source.split(b"\n")
     spans: list[Chunk] = []
     signatures: list[tuple[int, str]] = []
+    parsed = True
     if language in SOURCE_LANGUAGES:
-        spans, signatures = _definitions(source, language)
+        root, parsed = parse_file(source, language, PARSE_SECONDS)
+        spans, signatures = _definitions(root, source, language)
     chunks: list[Chunk] = []
     line = 1
     for span, following in zip_longest(spans, spans[1:]):
@@ -137,6 +143,8 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
         chunk = chunks[bisect_right(chunks, line, key=lambda chunk: chunk.start) - 1]
         if name not in chunk.defines and len(chunk.defines) < _MAX_IN_A_BLOCK:
             chunk.defines.append(name)
+    for chunk in chunks:
+        chunk.parsed = parsed
     return chunks
 
 
@@ -181,13 +189,12 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
     return start
 
 
-def _definitions(source: bytes, language: str) -> tuple[list[Chunk], list[tuple[int, str]]]:
+def _definitions(root: Node | None, source: bytes, language: str) -> tuple[list[Chunk], list[tuple[int, str]]]:
     """Returns functions, classes and types as chunks, and the line and name of each signature without a body.
 
     Outer definitions come before inner definitions. A function nested in a function of at most `MAX_LINES` lines stays
     part of the outer function's chunk.
     """
-    root = parse(source, language, PARSE_SECONDS)
     spans = []
     signatures = []
     hidden_until = -1

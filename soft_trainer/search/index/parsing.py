@@ -85,6 +85,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             batch.touched.append(path)
             continue
         chunks = []
+        parsed = True
         for chunk, text, marked in _chunks(path, source, language):
             before = len(term)
             term.extend(chain.from_iterable(map(numbers_of, source_words(text))))
@@ -93,6 +94,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             sizes.append(len(term) - before)
             chunks.append([chunk.start, chunk.end, chunk.name])
             batch.kinds.append(chunk.kind)
+            parsed = parsed and chunk.parsed
         places = json.dumps(chunks, ensure_ascii=False, separators=(",", ":"))
         batch.files.append((path, language, len(chunks), digest, places, zlib.compress(source, 1)))
         depth = path.count("/")
@@ -105,6 +107,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             "vendored": maybe_vendored(path),
             "generated": is_generated(source),
             "garbled": decoded(source) is None,
+            "broken": not parsed,
         }
         batch.traits.append(tuple(int(kinds[trait]) for trait in TRAITS))
     batch.vocabulary = list(numbers)

@@ -32,14 +32,14 @@ SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, histor
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
 MEMORY_LOCK = "memory.lock"
-FORMAT = 14  # increases when chunks, terms, languages or the schema change, so that indexes are built again
+FORMAT = 15  # increases when chunks, terms, languages or the schema change, so that indexes are built again
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 DAMAGED = "damaged"  # an empty file that a search leaves, so that `soft-trainer index` makes the index again
 # A file's traits: 1 if it is a test; the number of folders above it; the number of words in its file name; 1 if it is
 # text instead of source code; 1 if its folder may contain third-party code; 1 if it is generated; 1 if some of its
-# bytes could not be decoded.
-TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated", "garbled")
+# bytes could not be decoded; 1 if a syntax error may hide functions.
+TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated", "garbled", "broken")
 # Above either limit, `compact` drops dead postings and merges the segments.
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8

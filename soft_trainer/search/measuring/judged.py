@@ -162,7 +162,7 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
         if row["docstring_tokens"] and not first_broken(row, DOCUMENT_RULES):
             documents.append(" ".join(row["docstring_tokens"]))
     bare = bytearray(source)
-    for start, end in (node.byte_range for node in comments(root, language)):
+    for start, end in (node.byte_range for node in comments(root, source, language)):
         bare[start:end] = bytes(letter if letter == 10 else 32 for letter in source[start:end])
     return documents, bytes(bare)
 

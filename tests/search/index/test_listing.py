@@ -147,12 +147,18 @@ def test_a_mark_or_a_coding_line_is_obeyed(tmp_path, name):
 
 def test_files_that_cannot_be_decoded_are_searched_and_counted(tmp_path, command):
     files = {name: content for name, (content, _) in ENCODED.items()}
-    tree = write_tree(tmp_path / "tree", {**files, "binary.dat": b"\xff\xfe\0", "old.py": b"def old_name(): '\xe9'"})
+    files |= {
+        "binary.dat": b"\xff\xfe\0",
+        "old.py": b"def old_name(): '\xe9'",
+        "broken.kt": "class A {\n  fun suspend(a: Int) {\n  }\n}\n",
+    }
+    tree = write_tree(tmp_path / "tree", files)
     code, out, _ = command("index", tree, "--skipped")
     lost = sorted(["old.py", *(name for name, (_, text) in ENCODED.items() if text is None)])
     assert code == 0 and f"do not say how they are encoded: {len(lost)}; --skipped" in out
     assert [line.split("  ")[0] for line in out.splitlines() if line.endswith("is UTF-8")] == lost
-    assert "binary.dat  binary\n" in out
+    assert "binary.dat  binary\n" in out and "broken.kt  indexed, but syntax errors may hide functions\n" in out
+    assert "in which syntax errors may hide functions: 1; --skipped" in out
     index = CodeIndex.build(tree)
     assert index.search("old_name")[0].path == "old.py"
     assert "联通" in index.search("联通")[0].text

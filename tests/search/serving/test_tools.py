@@ -1,24 +1,26 @@
 """Agents call the tool server through the official client library."""
 
+import importlib.util
 import json
 import re
 import subprocess
 import sys
 
 import pytest
+from trees import write_tree
 
-mcp = pytest.importorskip("mcp")
-
-from trees import write_tree  # noqa: E402
-
-import soft_trainer  # noqa: E402
-from soft_trainer.errors import UserError  # noqa: E402
-from soft_trainer.search import CodeIndex, Search  # noqa: E402
-from soft_trainer.search.serving import served_index, tools  # noqa: E402
-from soft_trainer.search.serving.served_index import ServedIndex  # noqa: E402
+import soft_trainer
+from soft_trainer.errors import UserError
+from soft_trainer.search import CodeIndex, Search
+from soft_trainer.search.serving import served_index, tools
+from soft_trainer.search.serving.served_index import ServedIndex
 
 OUTSIDE = ["../outside.txt", "/etc/passwd", ".env", "src", "src/../src/server.go", "\x00"]
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    # Importing it takes most of a second, which processes without these tests need not wait for.
+    pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="needs mcp"),
+]
 
 
 def call(index, *calls):
