@@ -506,9 +506,9 @@ class Segments:
         """Returns the qualified names of chunks, or "" for chunks without a name."""
         query = "SELECT chunks FROM contents WHERE file = ?"
         found = []
-        for file, same in itertools.groupby(chunks.tolist(), lambda chunk: int(self.owners[chunk])):
-            places = json.loads(self.database.execute(query, (file,)).fetchone()[0])
-            found += [places[chunk - int(self.firsts[file])][2] for chunk in same]
+        for number, same in itertools.groupby(chunks.tolist(), lambda chunk: int(self.owners[chunk])):
+            places = json.loads(self.database.execute(query, (int(self.ids[number]),)).fetchone()[0])
+            found += [places[chunk - int(self.firsts[number])][2] for chunk in same]
         return found
 
     def joined(self, rows: list[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
