@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shlex
@@ -31,7 +32,7 @@ from soft_trainer.source.source_files import decoded
 
 DEFAULT_ENCODER: str | None = BASE  # of a new index
 NO_ENCODER = ("", "none")
-MAX_WAIT = 1.0  # seconds that a search may spend on embedding changed files
+MAX_WAIT = 2.0  # seconds that a search may spend on embedding changed files
 MAX_NOTICES = 20  # the latest notices that an index keeps
 
 
@@ -259,11 +260,7 @@ class CodeIndex:
                 changes = find_changes(self.database, self.root, self.patterns)
                 if changes.any:
                     apply_changes(self.database, self.root, changes, progress)
-                # The texts of removed files may be in other files now. Their embeddings are kept until all chunks are
-                # encoded, unless that takes too long, as it does if the encoder is missing.
-                waiting = self.model is not None and vectors.unencoded(self.database)
-                if not waiting or store.count_segments(self.database) > store.MAX_SEGMENTS:
-                    tidy(self.database)
+                tidy(self.database)
         return changes.any
 
     def encode(
@@ -272,6 +269,7 @@ class CodeIndex:
         progress: bool = False,
         truncate_dim: int | None = None,
         wait: bool = True,
+        seconds: float = math.inf,
     ) -> None:
         """Encodes the chunks that have no embedding, if the index has an encoder.
 
@@ -281,10 +279,11 @@ class CodeIndex:
             model, progress, truncate_dim: see `update`.
             wait: True to wait if another process is encoding, False to leave the work to that process. If False,
                 nothing is encoded after a change of encoder, because every chunk would have to be encoded again.
+            seconds: about how long to encode.
         """
         if (model, truncate_dim) != (None, None):
             self.use_encoder(model, truncate_dim)
-        if self.model is None or not vectors.unencoded(self.database) or not (wait or self._embeddings):
+        if self.model is None or not (wait or self._embeddings) or not self._unencoded():
             return
         with self._turn(), store.write_lock(self.index_dir, wait, store.ENCODING_LOCK) as held:
             if not held:
@@ -301,10 +300,15 @@ class CodeIndex:
                 encoder = vectors.lightest(self.database, encoder)
             if wait or encoder.fingerprint == self._embeddings["fingerprint"]:
                 vectors.start_encoding(self.database, name, truncate_dim, encoder)
-                vectors.embed_chunks(self.database, self.index_dir, encoder, progress)
+                vectors.embed_chunks(self.database, self.index_dir, encoder, progress, seconds)
                 self._keep(name, truncate_dim, encoder)
-                with store.write_lock(self.index_dir):
-                    tidy(self.database)
+
+    def _unencoded(self) -> int:
+        """Counts the chunks without an embedding."""
+        if self._embeddings and not self.prefix:
+            with self.snapshot() as snapshot:  # cached for the search that follows
+                return snapshot.missing
+        return vectors.unencoded(self.database)
 
     def use_encoder(self, model: str | os.PathLike[str] | None = None, truncate_dim: int | None = None) -> None:
         """Loads an encoder for the index, and deletes embeddings that came from a different encoder.
@@ -389,7 +393,7 @@ class CodeIndex:
         return name, truncate_dim
 
     def refresh(self, encode: bool = True) -> None:
-        """Updates the words before a search. Also updates the embeddings if that takes at most a second.
+        """Updates the words before a search, and spends up to about two seconds on embeddings.
 
         If the index has been deleted, indexes the words again.
         """
@@ -400,10 +404,9 @@ class CodeIndex:
                 self._update_words(progress=True, wait=False)
         except UserError as error:
             self.notify(f"the index was not updated: {error}")
-        rate = self._embeddings.get("rate", vectors.SLOW_RATE)
-        if encode and self.model and vectors.unencoded(self.database) <= MAX_WAIT * rate:
+        if encode:
             with suppress(UserError):  # the search reports the error
-                self.encode(wait=False)
+                self.encode(wait=False, seconds=MAX_WAIT)
 
     def is_deleted(self) -> bool:
         """Returns True if the index has been deleted since it was opened."""
@@ -506,7 +509,7 @@ class CodeIndex:
         counts["garbled"] = len(self.garbled())
         counts["model"] = self.model
         if self.model:
-            counts["encoded"] = chunks - vectors.unencoded(self.database)
+            counts["encoded"] = chunks - self._unencoded()
         if self.truncate_dim:
             counts["truncate_dim"] = self.truncate_dim
         memory = store.get_meta(self.database, "memory")
@@ -596,13 +599,12 @@ class CodeIndex:
 
         The similarity is NaN for chunks without an embedding, and for all chunks if the encoder cannot be used.
         """
-        missing = vectors.unencoded(self.database)
-        if missing:
-            _, chunks = self._counts()
+        chunks = len(snapshot.slots)
+        if snapshot.missing:
             remedy = self.remedy or f"`{self.command()}` encodes the others"
-            self.notify(f"{chunks - missing:,} of {chunks:,} chunks have embeddings; {remedy}")
-        unknown = np.full(len(snapshot.slots), np.nan, np.float32)
-        if (snapshot.slots < 0).all():
+            self.notify(f"{chunks - snapshot.missing:,} of {chunks:,} chunks have embeddings; {remedy}")
+        unknown = np.full(chunks, np.nan, np.float32)
+        if snapshot.missing == chunks:
             return unknown
         name = snapshot.state["model"]
         try:

@@ -45,12 +45,8 @@ class Snapshot:
         self.state: dict | None = store.get_meta(database, "vectors")
         if self.state:
             self.vectors = vectors.open_vectors(index_dir, self.state)
-            self.slots = np.full(len(self.segments.lengths), -1)  # the row of each chunk's embedding, -1 for none
-            for file, blob in database.execute("SELECT file, slots FROM vectors JOIN files ON id = file"):
-                first = self.segments.first_chunk(file)
-                if first is not None:
-                    slots = np.frombuffer(blob, "<i4")
-                    self.slots[first : first + len(slots)] = slots
+            self.slots = vectors.rows_of(database, self.segments.digests)  # -1 for a chunk without an embedding
+            self.missing = int((self.slots < 0).sum())
 
     def similarity(self, embedding: np.ndarray) -> np.ndarray:
         """Computes each chunk's similarity to a query, float32[chunks], or NaN for a chunk without an embedding."""

@@ -18,6 +18,7 @@ from soft_trainer.search.index.chunks import LANGUAGES, TEXT_LANGUAGES, Chunk, f
 from soft_trainer.search.index.listing import maybe_vendored
 from soft_trainer.search.index.notebooks import is_notebook, notebook_text
 from soft_trainer.search.index.store import TRAITS
+from soft_trainer.search.index.vectors import digest as digest_of, embedded_text
 from soft_trainer.search.index.words import WORD, source_words, stem, terms, whole
 from soft_trainer.source.names import identifier_words, is_test_path
 from soft_trainer.source.source_files import MAX_FILE_BYTES, decoded, is_generated, read_regular, readable
@@ -41,7 +42,7 @@ class Batch:
         files: for each file, the path, language, number of chunks, digest, the `[start, end, name]` of each chunk as
             JSON, and the compressed text.
         traits: each file's values for `store.TRAITS`.
-        lengths, kinds: each chunk's number of terms, and each chunk's kind.
+        lengths, kinds, digests: each chunk's number of terms, kind, and digest of the text to embed.
         skipped: the files that cannot be searched, with the reasons.
         touched: the files with a new modification time but unchanged content.
         vocabulary: the terms.
@@ -53,6 +54,7 @@ class Batch:
     traits: list[tuple[int, ...]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     touched: list[str] = field(default_factory=list)
     vocabulary: list[str] = field(default_factory=list)
@@ -93,6 +95,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             sizes.append(len(term) - before)
             chunks.append([chunk.start, chunk.end, chunk.name])
             batch.kinds.append(chunk.kind)
+            batch.digests.append(digest_of(embedded_text(path, chunk.name, text)))
         places = json.dumps(chunks, ensure_ascii=False, separators=(",", ":"))
         batch.files.append((path, language, len(chunks), digest, places, zlib.compress(source, 1)))
         depth = path.count("/")
