@@ -243,7 +243,8 @@ class CodeIndex:
     def _update_words(self, progress: bool, wait: bool) -> bool:
         """Indexes changed files. Returns True if there were changes.
 
-        If another process is writing to the index, waits for that process or, if `wait` is False, gives up.
+        If another process is writing to the index, waits for that process or, if `wait` is False and files are indexed
+        already, gives up.
         """
         if not os.path.isdir(self.root):
             raise UserError(f"{self.root}: the indexed folder is missing; search without an update, or index again")
@@ -253,7 +254,7 @@ class CodeIndex:
                 self.notify(f"{self.root}: git is missing or failed, so files that git ignores were also indexed")
             if not changes.any:
                 return False
-            with store.write_lock(self.index_dir, wait) as held:
+            with store.write_lock(self.index_dir, wait or not self._counts()[0]) as held:
                 if not held:
                     self.notify("another process is updating the index, so results may be out of date")
                     return False

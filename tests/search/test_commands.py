@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from git_repositories import Repository
 from trees import write_tree
 
 from soft_trainer.cli import search as output
@@ -18,6 +19,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex, Search
 from soft_trainer.search.code_index import open_for
 from soft_trainer.search.index import store, vectors
+from soft_trainer.search.measuring.judged import documentation_queries
 from soft_trainer.search.ranking.results import SearchResult, query_terms
 from soft_trainer.search.serving.examples import example_queries
 
@@ -390,6 +392,17 @@ def test_evaluation_by_judged_queries_and_by_documentation(command, tree, tmp_pa
     assert command("evaluate-search", "--queries", queries)[0] == 2
     queries.write_text("{}\n")
     assert command(*words)[0] == 2
+
+
+def test_an_evaluation_draws_the_same_queries_by_any_name_of_the_folder(tree, tmp_path, monkeypatch):
+    Repository(tree).commit("Start", {})
+    (tmp_path / "link").symlink_to(tree)
+    drawn = []
+    for folder, name in ((tree, "."), (tmp_path, "tree"), (tmp_path, tree), (tree / "src", ".."), (tmp_path, "link")):
+        monkeypatch.chdir(folder)
+        drawn.append(documentation_queries(str(name), tmp_path / f"copy {len(drawn)}", 2))
+        assert not (tmp_path / "copy 0" / "build").exists()  # git ignores it
+    assert drawn == drawn[:1] * 5
 
 
 def test_an_index_that_an_evaluation_keeps_is_used_again(command, tree, stub, tmp_path):

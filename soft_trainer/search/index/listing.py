@@ -83,7 +83,7 @@ def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = (
     Raises:
         UserError: the folder cannot be read.
     """
-    return _Lister(root, exclude, include).run()
+    return _Lister(os.path.realpath(root), exclude, include).run()  # git fails on a relative path
 
 
 class _Lister:

@@ -25,6 +25,7 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import cache_dir, written_aside
+from soft_trainer.terminal import print_on_main
 
 DATABASE = "index.sqlite"
 _DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
@@ -91,8 +92,9 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
     """
     real = Path(real_folder(folder))
     for parent in (real, *real.parents):
-        if (place := default_index_dir(parent) / DATABASE).is_file():
-            return place.parent
+        place = default_index_dir(parent)
+        if (place / DATABASE).is_file() and (place / SETTINGS).is_file():  # the settings are written last
+            return place
     return None
 
 
@@ -134,13 +136,13 @@ def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator
     """Locks an index for writing or encoding. Yields False if the lock is taken and `wait` is False."""
     with open(os.open(index_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "w") as file:
         try:
-            if wait:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            else:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
-            return
+            if not wait:
+                yield False
+                return
+            print_on_main(f"another process is writing to {index_dir}; waiting for its end")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield True
 
 
