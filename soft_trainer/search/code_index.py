@@ -567,7 +567,7 @@ class CodeIndex:
         """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
         query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
         with self._turn():
-            row = self.database.execute(query, (store.storable(self.prefix + path),)).fetchone()
+            row = self.database.execute(query, (store.indexed_path(self.database, self.prefix + path),)).fetchone()
             return zlib.decompress(row[0]).decode(errors="replace") if row else None
 
     def files_by_language(self) -> dict[str, int]:

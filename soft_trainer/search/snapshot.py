@@ -16,7 +16,7 @@ from soft_trainer.search.commits.memory import SHOWN_COMMITS, CommitMemory
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.globs import path_filter
 from soft_trainer.search.index.parsing import DEFINED, NAME
-from soft_trainer.search.index.words import stem, whole
+from soft_trainer.search.index.words import composed, stem, whole
 from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.source.names import identifier_words
 
@@ -71,8 +71,8 @@ class Snapshot:
             for file, full in self.database.execute("SELECT id, path FROM files"):
                 number = segments.number_of.get(file)
                 if number is not None:
-                    own = full.removeprefix(self.prefix)
-                    matching[number] = bool(pattern.fullmatch(own) or pattern.fullmatch(label + own))
+                    own = composed(full.removeprefix(self.prefix))
+                    matching[number] = bool(pattern.fullmatch(own) or pattern.fullmatch(composed(label) + own))
             files &= matching
         chunks = files[segments.owners]
         if name:
@@ -85,7 +85,7 @@ class Snapshot:
         `Session.get` also finds `api.Session.get`.
         """
         segments = self.segments
-        parts = re.findall(r"[\w$*]+", name)
+        parts = re.findall(r"[\w$*]+", composed(name))
         named = np.zeros(len(segments.lengths), bool)
         for term in self._terms_of_name("".join(parts[-1:])):
             named[segments.postings(term)[0]] = True
@@ -113,7 +113,7 @@ class Snapshot:
         Returns None if the file is not in the index, or if the line is after the file's last chunk.
         """
         query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
-        row = self.database.execute(query, (store.storable(self.prefix + path),)).fetchone()
+        row = self.database.execute(query, (store.indexed_path(self.database, self.prefix + path),)).fetchone()
         if row is None:
             return None
         file, chunks = row

@@ -19,7 +19,7 @@ from soft_trainer.mining.changes import INCOMPLETE, Change, ChangeReader
 from soft_trainer.search.commits.memory import CommitMemory, choose_weight
 from soft_trainer.search.index import store
 from soft_trainer.search.index.parsing import MAX_COUNT
-from soft_trainer.search.index.words import telling_terms
+from soft_trainer.search.index.words import composed, telling_terms
 from soft_trainer.source import git
 from soft_trainer.terminal import Progress
 
@@ -177,7 +177,7 @@ def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: S
 def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
     """Stores a commit's functions and renames, and updates the state."""
     # Functions and renames outside the indexed folder are stored too, because a file may move into the folder later.
-    functions = list(dict.fromkeys((row["path"], row["func_name"]) for row in change.functions))
+    functions = list(dict.fromkeys((row["path"], composed(row["func_name"])) for row in change.functions))
     if functions:
         date = git.read_object(reader.repository, change.commit).commit_time
         date = min(max(date, 0), LATEST_DATE)

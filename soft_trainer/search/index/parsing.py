@@ -19,7 +19,7 @@ from soft_trainer.search.index.listing import maybe_vendored
 from soft_trainer.search.index.notebooks import is_notebook, notebook_text
 from soft_trainer.search.index.store import TRAITS
 from soft_trainer.search.index.vectors import digest as digest_of, embedded_text
-from soft_trainer.search.index.words import WORD, source_words, stem, terms, whole
+from soft_trainer.search.index.words import WORD, composed, source_words, stem, terms, whole
 from soft_trainer.source.names import identifier_words, is_test_path
 from soft_trainer.source.source_files import MAX_FILE_BYTES, decoded, is_generated, read_regular, readable
 
@@ -87,6 +87,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             batch.touched.append(path)
             continue
         chunks = []
+        lines = source.split(b"\n")
         for chunk, text, marked in _chunks(path, source, language):
             before = len(term)
             term.extend(chain.from_iterable(map(numbers_of, source_words(text))))
@@ -95,7 +96,9 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             sizes.append(len(term) - before)
             chunks.append([chunk.start, chunk.end, chunk.name])
             batch.kinds.append(chunk.kind)
-            batch.digests.append(digest_of(embedded_text(path, chunk.name, text)))
+            batch.digests.append(
+                digest_of(embedded_text(path, chunk.name, lines[chunk.start - 1 : chunk.end]))
+            )
         places = json.dumps(chunks, ensure_ascii=False, separators=(",", ":"))
         batch.files.append((path, language, len(chunks), digest, places, zlib.compress(source, 1)))
         depth = path.count("/")
@@ -147,8 +150,10 @@ def read_source(root: str, path: str, included: bool = False) -> tuple[bytes, st
 
 def _chunks(path: str, source: bytes, language: str) -> Iterator[tuple[Chunk, bytes, set[str]]]:
     """Yields each chunk with its text and marked terms, which come from names, the path and documentation."""
+    if not source.isascii():  # letters that are composed of other characters, but the same lines
+        source = composed(source.decode(errors="surrogateescape")).encode(errors="surrogateescape")
     lines = source.split(b"\n")
-    own_name, folders = _name_and_folders(path)
+    own_name, folders = _name_and_folders(composed(path))
     # The first chunk gets the terms of the path.
     marked = _marked(OWN_NAME, WORD.findall(own_name)) | _marked(PATH, WORD.findall(folders))
     chunks = split(source, language, is_notebook(path))

@@ -25,6 +25,7 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import cache_dir, written_aside
+from soft_trainer.search.index.words import composed
 from soft_trainer.terminal import print_on_main
 
 DATABASE = "index.sqlite"
@@ -387,6 +388,17 @@ def files_below(database: sqlite3.Connection, prefix: str = "") -> list[int]:
     """Returns the ids of the files whose path begins with `prefix`, ordered by path."""
     query = "SELECT id FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
     return [file for (file,) in database.execute(query, (prefix,))]
+
+
+def indexed_path(database: sqlite3.Connection, path: str) -> str:
+    """Returns the path of the indexed file that a user means by a path, whose letters may be composed differently."""
+    path = storable(path)
+    query = "SELECT path FROM files WHERE path = ?"
+    if path.isascii() or database.execute(query, (path,)).fetchone():
+        return path
+    wanted = composed(path)
+    paths = (known for (known,) in database.execute("SELECT path FROM files"))
+    return next((known for known in paths if composed(known) == wanted), path)
 
 
 def compact(database: sqlite3.Connection) -> None:

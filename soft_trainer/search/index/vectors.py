@@ -37,13 +37,13 @@ SAMPLE = 64  # the number of chunks on which `lightest` compares weights
 ROWS_AT_ONCE = 1 << 14  # rows to convert to float32 at once, so that they stay in a processor's cache
 
 
-def embedded_text(path: str, name: str, text: bytes) -> bytes:
-    """Returns the text to embed for a chunk.
+def embedded_text(path: str, name: str, lines: list[bytes]) -> bytes:
+    """Returns the text to embed for a chunk with these lines.
 
     The text starts with the path and the name, because a method means little without its class.
     """
     title = f"{path} {name}" if name else path
-    return title.encode() + b"\n" + text
+    return b"\n".join([title.encode(), *lines])
 
 
 def digest(embedded: bytes) -> int:
@@ -164,7 +164,7 @@ def _embedded_texts(path: str, places: str, text: bytes) -> Iterator[bytes]:
     """Yields the text to embed for each chunk of a file, given the file's row in the index."""
     lines = zlib.decompress(text).split(b"\n")
     for start, end, name in json.loads(places):
-        yield embedded_text(path, name, b"\n".join(lines[start - 1 : end]))
+        yield embedded_text(path, name, lines[start - 1 : end])
 
 
 def vector_file(index_dir: Path, number: int) -> Path:
