@@ -96,9 +96,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             sizes.append(len(term) - before)
             chunks.append([chunk.start, chunk.end, chunk.name])
             batch.kinds.append(chunk.kind)
-            batch.digests.append(
-                digest_of(embedded_text(path, chunk.name, lines[chunk.start - 1 : chunk.end]))
-            )
+            batch.digests.append(digest_of(embedded_text(path, chunk.name, lines[chunk.start - 1 : chunk.end])))
         places = json.dumps(chunks, ensure_ascii=False, separators=(",", ":"))
         batch.files.append((path, language, len(chunks), digest, places, zlib.compress(source, 1)))
         depth = path.count("/")
