@@ -32,6 +32,7 @@ from soft_trainer.source.source_files import decoded
 
 DEFAULT_ENCODER: str | None = BASE  # of a new index
 NO_ENCODER = ("", "none")
+LIBRARY_TESTS = ("test", "tests", "idle_test")  # folders that a new index of the standard library excludes
 MAX_WAIT = 2.0  # seconds that a search may spend on embedding changed files
 MAX_NOTICES = 20  # the latest notices that an index keeps
 
@@ -90,7 +91,7 @@ class CodeIndex:
                 the package, and an existing index keeps its encoder.
             truncate_dim: the number of leading dimensions to keep of every embedding. See `update`.
             exclude: patterns for files and folders to skip, such as `docs/**` or `*.md`. By default, the index keeps
-                its patterns.
+                its patterns. A new index of Python's standard library excludes the library's tests.
             include: patterns for files to index even if an ignore file, their folder or their type (translations,
                 data, lock files) would exclude them. By default, the index keeps its patterns.
             history: whether to read the commits of the folder's git repository. By default, the index keeps its
@@ -138,6 +139,8 @@ class CodeIndex:
                     given = [given]
                 if given is not None:
                     patterns = patterns | {kind: [pattern for pattern in given if pattern]}
+            if is_new and not patterns and real == os.path.realpath(os.path.dirname(os.__file__)):
+                patterns = {"exclude": list(LIBRARY_TESTS)}
             if history is None:
                 history = settings.get("history", True)
             store.write_settings(target, folder=real, patterns=patterns, history=history)
@@ -282,7 +285,7 @@ class CodeIndex:
                 nothing is encoded after a change of encoder, because every chunk would have to be encoded again.
             seconds: about how long to encode.
         """
-        if (model, truncate_dim) != (None, None):
+        if model not in NO_ENCODER and (model, truncate_dim) != (None, None):
             self.use_encoder(model, truncate_dim)
         if self.model is None or not (wait or self._embeddings) or not self._unencoded():
             return
@@ -408,6 +411,16 @@ class CodeIndex:
         if encode:
             with suppress(UserError):  # the search reports the error
                 self.encode(wait=False, seconds=MAX_WAIT)
+
+    def finish(self, encode: bool = True) -> None:
+        """Does what a search has put off for its answer: encodes the other chunks, and reads new commits.
+
+        Errors become notices. Nothing is lost if this is interrupted.
+        """
+        with suppress(UserError):
+            if encode:
+                self.encode(progress=True, wait=False)
+        self.remember(progress=True, wait=False)
 
     def is_deleted(self) -> bool:
         """Returns True if the index has been deleted since it was opened."""

@@ -113,6 +113,11 @@ class Search:
         for index in self.members:
             index.refresh(encode)
 
+    def finish(self, encode: bool = True) -> None:
+        """Does what a search has put off for its answer; see `CodeIndex.finish`."""
+        for index in self.members:
+            index.finish(encode)
+
     def search(
         self,
         query: str,
