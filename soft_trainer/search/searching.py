@@ -26,7 +26,7 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
 from soft_trainer.search.index.store import TRAITS, joined_segments, storable
-from soft_trainer.search.index.words import source_words, terms
+from soft_trainer.search.index.words import composed, source_words, terms
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.results import TESTS, SearchResult, check_limit
 from soft_trainer.search.ranking.texts import failure_first, fuse, named_files, parse_text
@@ -113,6 +113,11 @@ class Search:
         for index in self.members:
             index.refresh(encode)
 
+    def finish(self, encode: bool = True) -> None:
+        """Does what a search has put off for its answer; see `CodeIndex.finish`."""
+        for index in self.members:
+            index.finish(encode)
+
     def search(
         self,
         query: str,
@@ -142,7 +147,7 @@ class Search:
             UserError: nothing is indexed, no file is in this language, `tests` has another value, or the limit is not
                 a positive whole number.
         """
-        query = failure_first(storable(query))  # tokenizers refuse text with surrogates
+        query = failure_first(composed(storable(query)))  # tokenizers refuse text with surrogates
         queries = parse_text(query)
         check_limit(limit)
         if not (queries[-1].terms or queries[-1].words):

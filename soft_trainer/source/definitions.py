@@ -25,6 +25,8 @@ _KINDS = ("wrapper", "container", "function", "type", "signature")
 # In C, `struct point p` mentions a structure and does not define it.
 _NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
 _TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
+_CONVERSION = re.compile(r"(\boperator\s+\w[^(]*)\(.*", re.DOTALL)  # `operator bool() const`
+_SPACE = re.compile(r"(?<!\w) | (?!\w)")  # a space that does not separate two words
 # A line on which tree-sitter's grammars for C and C++ expect nothing after a comment.
 _DIRECTIVE = re.compile(rb"^[ \t]*#[ \t]*(?:define|pragma|error|warning)\b", re.MULTILINE)
 _END_OF_LINE = re.compile(rb"[ \t\r]*(?:\n|//|\Z)")
@@ -284,12 +286,18 @@ def definition_name(source: bytes, node: Node, wrappers: Sequence[Node], naming:
         return f"~{text}"
     while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
         text = shorter
-    text = "".join(text.replace("::", ".").removeprefix("this.").strip("\"'` \n").split())
+    text = _CONVERSION.sub(r"\1", text)
+    text = compact_name(text.replace("::", ".").removeprefix("this.").strip("\"'` \n"))
     receiver = node.child_by_field_name("receiver")
     if receiver:
         owner = re.findall(r"\w+", node_text(source, receiver).split("[")[0])
         text = ".".join([*owner[-1:], text])
     return text
+
+
+def compact_name(name: str) -> str:
+    """Returns a name on one line, with spaces only between words: `operator bool`, but `operator==`."""
+    return _SPACE.sub("", " ".join(name.split()))
 
 
 def defining_macro(source: bytes, node: Node) -> re.Match[str] | None:

@@ -550,6 +550,19 @@ def test_a_reader_sees_the_old_index_until_the_new_one_is_committed(tree, index)
     assert other.search("brand_new")[0].path == "new.py"
 
 
+def test_a_search_waits_for_the_first_index(command, tmp_path):
+    (tmp_path / "tree").mkdir()
+    index = CodeIndex.build(tmp_path / "tree")  # as another process that has not written any file yet
+    write_tree(tmp_path / "tree", FILES)
+    with ThreadPoolExecutor(1) as pool:
+        with store.write_lock(index.index_dir):
+            waiting = pool.submit(command, "search", "--folder", tmp_path / "tree", "parse_date")
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.3)
+        code, out, err = waiting.result()
+    assert code == 0 and out.startswith("src/shop/dates.py") and "another process is writing" in err
+
+
 def test_postings_are_packed_in_as_few_bytes_as_they_need():
     database = sqlite3.connect(":memory:")
     database.execute("CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB)")
