@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -28,11 +28,15 @@ from soft_trainer.search.commits.memory import NO_VOTES, Votes
 from soft_trainer.search.index.store import TRAITS, joined_segments, storable
 from soft_trainer.search.index.words import source_words, terms
 from soft_trainer.search.ranking import ranking
+from soft_trainer.search.ranking.messages import message_words, words_raised
 from soft_trainer.search.ranking.results import TESTS, SearchResult, check_limit
 from soft_trainer.search.ranking.texts import failure_first, fuse, named_files, parse_text
 from soft_trainer.search.ranking.weakness import is_weak
 from soft_trainer.search.snapshot import Snapshot
+from soft_trainer.source import definitions
 
+CANDIDATES = 60  # the chunks among which an error message is looked for
+MAX_MESSAGE = 60  # words; a longer line is no message
 # Filtering by one of these languages also allows the languages in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
 SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for similar chunks
@@ -165,7 +169,8 @@ class Search:
                 self.members[0].notify("no word of the query is in the index")
                 return []
             self.ranked_by = view.ranked_by(similarity, votes)
-            return view.best(queries[-1], scores, similarity, allowed, limit, votes)
+            message = message_words(query) if len(queries) == 1 else []
+            return view.best(queries[-1], scores, similarity, allowed, limit, votes, message)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
         """Finds chunks similar to the chunk at a line of a file, best first.
@@ -353,10 +358,18 @@ class _View:
         allowed: np.ndarray | None,
         limit: int,
         votes: Votes = NO_VOTES,
+        message: Sequence[str] = (),
     ) -> list[SearchResult]:
-        """Returns the best chunks that pass the filters, with the commits that voted for them."""
+        """Returns the best chunks that pass the filters, with the commits that voted for them.
+
+        Args:
+            message: the words of the query, if it may be an error message.
+        """
+        ranked = dict(ranking.order_chunks(scores, self.segments, allowed, max(limit, CANDIDATES)))
+        if 1 < len(message) <= MAX_MESSAGE:
+            ranked |= self._raising(message, ranked, query.test_factor)
         results = []
-        for chunk, score in ranking.order_chunks(scores, self.segments, allowed, limit):
+        for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1])[:limit]:
             part = self._part_of(chunk)
             commits = votes.commits.get(chunk, ())
             result = part.snapshot.result(chunk - part.chunks.start, score, part.label, commits)
@@ -366,6 +379,23 @@ class _View:
                 weak = False
             results.append(replace(result, weak=weak))
         return results
+
+    def _raising(self, message: Sequence[str], chunks: Iterable[int], test_factor: float) -> dict[int, float]:
+        """Returns a score for each of the chunks that raises an error message, higher than all other scores."""
+        scores = {}
+        for chunk in sorted(chunks):
+            part = self._part_of(chunk)
+            found = part.snapshot.result(chunk - part.chunks.start)
+
+            def literals(index=part.index, found=found) -> list[str]:
+                source = index.text_of(found.path).encode()
+                return definitions.literals(source, found.language, found.start_line, found.end_line)
+
+            if size := words_raised(message, found.text, literals):
+                if self.segments.traits[self.segments.owners[chunk], TRAITS.index("test")]:
+                    size *= test_factor
+                scores[chunk] = ranking.EXACT_MEMBER + size
+        return scores
 
     def chunk_at(self, path: str, line: int) -> int:
         """Returns the chunk that contains a line of a file.

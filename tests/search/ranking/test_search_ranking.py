@@ -12,7 +12,7 @@ UPLOADS = '''
 
     from hub import connection, folder, retry, upload
 
-    MESSAGE = "an upload failed; retry"
+    MESSAGE = "an upload has failed; retry"
 
     def delay():
         return 2.0

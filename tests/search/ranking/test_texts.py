@@ -62,7 +62,7 @@ def test_files_that_a_text_names(index, text, paths):
         assert [known[number] for number in named_files(text, snapshot.segments)] == paths
 
 
-@pytest.mark.parametrize("text", ["x\n" + "a" * 100_000, "x\n" + "a/" * 50_000, ".".join(["Parser"] * 50_000)])
+@pytest.mark.parametrize("text", ["x\n" + "a" * 100_000, "x\n" + "a/" * 50_000, ".".join(["Parser"] * 50_000), "in " * 50_000])
 def test_long_texts_without_spaces_take_little_time(index, text):
     started = time.process_time()
     index.search(text)
