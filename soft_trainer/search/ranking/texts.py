@@ -17,7 +17,7 @@ from os.path import commonprefix
 import numpy as np
 
 from soft_trainer.search.index.store import TRAITS, Segments
-from soft_trainer.search.ranking.ranking import Query, Scores, ordering, parse_query
+from soft_trainer.search.ranking.ranking import DISCOUNTS, Query, Scores, ordering, parse_query
 
 NEAR = 10  # a file of rank r scores 1 / (NEAR + r); a larger number brings the first ranks closer together
 SAME_NAME = 3  # a path that matches more files is ignored
@@ -93,7 +93,9 @@ def fuse(
         shares += _shares_of_best(chunks, segments)
     order = [file for file in named if total[file] > 0]
     total[order] += 1 / (NEAR + 1 + np.arange(len(order)))
+    # The discounts in each ranking hardly count after the fusion, which looks only at ranks.
     total *= 1 + (queries[0].test_factor - 1) * segments.traits[:, TRAITS.index("test")]
+    total *= 1 - DISCOUNTS["text"] * segments.traits[:, TRAITS.index("text")]
     return Scores(total, _shares_of_best(shares, segments), any(one.matched for one in scores), scores[-1].containing)
 
 

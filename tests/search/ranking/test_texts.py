@@ -62,7 +62,9 @@ def test_files_that_a_text_names(index, text, paths):
         assert [known[number] for number in named_files(text, snapshot.segments)] == paths
 
 
-@pytest.mark.parametrize("text", ["x\n" + "a" * 100_000, "x\n" + "a/" * 50_000, ".".join(["Parser"] * 50_000), "in " * 50_000])
+@pytest.mark.parametrize(
+    "text", ["x\n" + "a" * 100_000, "x\n" + "a/" * 50_000, ".".join(["Parser"] * 50_000), "in " * 50_000]
+)
 def test_long_texts_without_spaces_take_little_time(index, text):
     started = time.process_time()
     index.search(text)
@@ -96,6 +98,14 @@ def test_tests_come_late_unless_the_first_line_speaks_of_tests(index):
     text = "stream of iter content is cut\n\ntest_iter_content and response.raw.stream fail: assert iter_content"
     assert index.search(text)[0].path == "src/requests/models.py"
     assert index.search(f"A test of {text}")[0].path == "tests/test_models.py"
+
+
+def test_pages_come_after_code(tmp_path):
+    files = {"src/a/b.py": "def cut(stream):\n    return stream.content\n", "other.py": "def f():\n    return 1\n"}
+    files["docs/stream.md"] = "# Stream\n\nThe stream of iter content is cut: read the content again, and again.\n"
+    index = CodeIndex.build(write_tree(tmp_path / "tree", files))
+    text = "stream of iter content is cut\n\nIt is cut: I read the content of the stream again, and again.\n"
+    assert [result.path for result in index.search(text)] == ["src/a/b.py", "docs/stream.md"]
 
 
 def test_a_text_without_a_known_word_finds_nothing(index):
