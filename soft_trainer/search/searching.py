@@ -26,16 +26,17 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
 from soft_trainer.search.index.store import TRAITS, joined_segments, storable
-from soft_trainer.search.index.words import source_words, terms
+from soft_trainer.search.index.words import WORD, source_words, terms
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.messages import message_words, words_raised
 from soft_trainer.search.ranking.results import TESTS, SearchResult, check_limit
-from soft_trainer.search.ranking.texts import failure_first, fuse, named_files, parse_text
+from soft_trainer.search.ranking.texts import Frame, failure_first, files_at, frames, fuse, named_files, parse_text
 from soft_trainer.search.ranking.weakness import is_weak
 from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.source import definitions
 
-CANDIDATES = 60  # the chunks among which an error message is looked for
+CANDIDATES = 60  # the chunks among which an error message is looked for, and the frames that are looked for
+FRAMES = 2  # the frames of a stack trace that come first
 MAX_MESSAGE = 60  # words; a longer line is no message
 # Filtering by one of these languages also allows the languages in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
@@ -169,8 +170,7 @@ class Search:
                 self.members[0].notify("no word of the query is in the index")
                 return []
             self.ranked_by = view.ranked_by(similarity, votes)
-            message = message_words(query) if len(queries) == 1 else []
-            return view.best(queries[-1], scores, similarity, allowed, limit, votes, message)
+            return view.best(queries[-1], scores, similarity, allowed, limit, votes, query)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
         """Finds chunks similar to the chunk at a line of a file, best first.
@@ -358,16 +358,17 @@ class _View:
         allowed: np.ndarray | None,
         limit: int,
         votes: Votes = NO_VOTES,
-        message: Sequence[str] = (),
+        text: str = "",
     ) -> list[SearchResult]:
         """Returns the best chunks that pass the filters, with the commits that voted for them.
 
         Args:
-            message: the words of the query, if it may be an error message.
+            text: the query as typed. If it is an error message or a stack trace, what it comes from is first.
         """
         ranked = dict(ranking.order_chunks(scores, self.segments, allowed, max(limit, CANDIDATES)))
-        if 1 < len(message) <= MAX_MESSAGE:
-            ranked |= self._raising(message, ranked, query.test_factor)
+        if "\n" not in text.strip():
+            ranked |= self._raising(message_words(text), ranked, query.test_factor)
+        ranked |= self._innermost(text, allowed)
         results = []
         for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1])[:limit]:
             part = self._part_of(chunk)
@@ -383,6 +384,8 @@ class _View:
     def _raising(self, message: Sequence[str], chunks: Iterable[int], test_factor: float) -> dict[int, float]:
         """Returns a score for each of the chunks that raises an error message, higher than all other scores."""
         scores = {}
+        if not 1 < len(message) <= MAX_MESSAGE:
+            return scores
         for chunk in sorted(chunks):
             part = self._part_of(chunk)
             found = part.snapshot.result(chunk - part.chunks.start)
@@ -396,6 +399,34 @@ class _View:
                     size *= test_factor
                 scores[chunk] = ranking.EXACT_MEMBER + size
         return scores
+
+    def _innermost(self, text: str, allowed: np.ndarray | None) -> dict[int, float]:
+        """Returns a score for each chunk of a stack trace's innermost frames, higher than all other scores."""
+        scores = {}
+        trace = frames(text)[:CANDIDATES]
+        for frame, files in zip(trace, files_at([frame.path for frame in trace], self.segments, 2), strict=True):
+            if files and len(scores) < FRAMES:
+                chunk = self._chunk_of(frame, files[0])
+                if chunk is not None and (allowed is None or allowed[chunk]):
+                    scores.setdefault(chunk, ranking.EXACT_MEMBER + FRAMES - len(scores))
+        return scores
+
+    def _chunk_of(self, frame: Frame, file: int) -> int | None:
+        """Returns the chunk at a frame's line, or the nearest chunk with the function's name if the line has moved.
+
+        Many trees have a file such as `setup.py` or `index.js` outside folders. It is the frame's file only if it
+        defines the function; otherwise, returns None.
+        """
+        path = self.segments.paths()[file]
+        chunks = np.arange(*self.segments.firsts[file : file + 2])
+        names = zip(chunks.tolist(), self.segments.names(chunks), strict=True)
+        named = [chunk for chunk, name in names if frame.words.intersection(WORD.findall(name)[-1:])]
+        if not named and "/" not in path and len(frame.path) > 1:
+            return None
+        part = self._part_of(int(chunks[0]))
+        at_line = part.snapshot.chunk_at(path, frame.line)
+        there = chunks[-1] if at_line is None else part.chunks.start + at_line
+        return min(named, key=lambda chunk: abs(chunk - there), default=int(there))
 
     def chunk_at(self, path: str, line: int) -> int:
         """Returns the chunk that contains a line of a file.
