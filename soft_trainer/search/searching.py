@@ -365,21 +365,28 @@ class _View:
         Args:
             text: the query as typed. If it is an error message or a stack trace, what it comes from is first.
         """
-        ranked = dict(ranking.order_chunks(scores, self.segments, allowed, max(limit, CANDIDATES)))
+        ranked = dict(ranking.order_chunks(scores, self.segments, allowed, limit + CANDIDATES))
         if "\n" not in text.strip():
-            ranked |= self._raising(message_words(text), ranked, query.test_factor)
+            ranked |= self._raising(message_words(text), list(ranked)[:CANDIDATES], query.test_factor)
         ranked |= self._innermost(text, allowed)
-        results = []
-        for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1])[:limit]:
+        results: dict[Any, SearchResult] = {}
+        for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1]):
+            if len(results) == limit:
+                break
             part = self._part_of(chunk)
             commits = votes.commits.get(chunk, ())
             result = part.snapshot.result(chunk - part.chunks.start, score, part.label, commits)
+            key = " ".join(result.text.split()) if result.name else chunk
+            if key in results:  # a copy
+                same = results[key]
+                results[key] = replace(same, also_in=(*same.also_in, f"{result.path}:{result.start_line}"))
+                continue
             file = int(self.segments.owners[chunk])
             weak = is_weak(query, scores, file, result.commits)
             if weak and self.stands_out(similarity, slice(chunk, chunk + 1)):
                 weak = False
-            results.append(replace(result, weak=weak))
-        return results
+            results[key] = replace(result, weak=weak)
+        return list(results.values())
 
     def _raising(self, message: Sequence[str], chunks: Iterable[int], test_factor: float) -> dict[int, float]:
         """Returns a score for each of the chunks that raises an error message, higher than all other scores."""

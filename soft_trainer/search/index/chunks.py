@@ -205,6 +205,9 @@ def _definitions(source: bytes, language: str) -> tuple[list[Chunk], list[tuple[
         last -= node.end_point.column == 0 and last > first
         name = ".".join([*(outer.name for outer in found.around[-_MAX_SCOPE:]), found.name])
         kind = CLASS if found.kind == "container" else WHOLE
+        body = node.child_by_field_name("body")
+        if body and source[body.start_byte : body.end_byte] == b"...":  # an overload, or a stub in a `.pyi` file
+            kind = LINES
         spans.append(Chunk(first + 1, last + 1, name, plain[-1:], kind))
         if found.kind != "container" and last - first < MAX_LINES:
             hidden_until = node.end_byte
