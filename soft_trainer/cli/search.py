@@ -243,6 +243,8 @@ def format_results(results: Iterable[SearchResult], query: str, colour: bool) ->
         for number, line in result.telling_lines(wanted):
             line = safe(line)[:SHOWN_COLUMNS]
             lines.append(f"{number:>6}  {_highlighted(line, wanted) if colour else line}")
+        if result.also_in:
+            lines.append(safe(f"        also in {', '.join(result.also_in)}")[:SHOWN_COLUMNS])
         blocks.append("\n".join(lines))
     if blocks:
         return "\n\n".join(blocks) + "\n"

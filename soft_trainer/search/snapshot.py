@@ -8,6 +8,7 @@ import re
 import sqlite3
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from soft_trainer.source.names import identifier_words
 # A name and what stands before it, as in `Session.get`, `Parser::parse`, `Cart#total`, `cart->total`, `(*Server).Run`.
 _QUALIFIED = re.compile(r"(?:(.*[\w)*>])(?:\.|::|#|->)(?=.))?(.*)")
 _PUNCTUATION = "?!()&.,:;#~"
+_decompressed = lru_cache(maxsize=1)(zlib.decompress)  # a file's chunks are often read one after another
 
 
 class Snapshot:
@@ -145,7 +147,7 @@ class Snapshot:
         query = "SELECT path, language, chunks, text FROM files JOIN contents ON file = id WHERE id = ?"
         path, language, chunks, text = self.database.execute(query, (int(self.segments.ids[file]),)).fetchone()
         start, end, name = json.loads(chunks)[chunk - int(self.segments.firsts[file])]
-        lines = zlib.decompress(text).split(b"\n", end)[start - 1 : end]
+        lines = _decompressed(text).split(b"\n", end)[start - 1 : end]
         shown = b"\n".join(lines).decode(errors="replace")
         commits = tuple(self.memory.commit(number) for number in votes[:SHOWN_COMMITS])
         return SearchResult(label + path.removeprefix(self.prefix), start, end, language, name, score, shown, commits)

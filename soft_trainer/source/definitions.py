@@ -318,11 +318,23 @@ def node_text(source: bytes, node: Node) -> str:
     return source[node.start_byte : node.end_byte].decode(errors="replace")
 
 
-@cache
-def queries(language: str) -> tuple[Query, Query, Query]:
-    """Returns three tree-sitter queries.
+def literals(source: bytes, language: str, first: int, last: int) -> list[str]:
+    """Returns the string literals on lines `first` to `last` of a file, without docstrings."""
+    root = parse(source, language) if language in SOURCE_LANGUAGES else None
+    if root is None:
+        return []
+    cursor = QueryCursor(queries(language)[3])
+    cursor.set_point_range((first - 1, 0), (last, 0))
+    strings = cursor.captures(root).get("string", [])
+    return [node_text(source, node) for node in strings if node.parent.type != "expression_statement"]
 
-    They find functions, classes, types and their wrappers; comments; attributes, decorators and overload signatures.
+
+@cache
+def queries(language: str) -> tuple[Query, Query, Query, Query]:
+    """Returns four tree-sitter queries.
+
+    They find functions, classes, types and their wrappers; comments; attributes, decorators and overload signatures;
+    string literals.
     """
     table = SOURCE_LANGUAGES[language]
     kinds = {
@@ -336,4 +348,6 @@ def queries(language: str) -> tuple[Query, Query, Query]:
         for name in types:
             patterns.append(f"({name}) @{kind}")
     grammar = parser(language).language
-    return Query(grammar, "\n".join(patterns)), Query(grammar, table.comments), Query(grammar, table.attributes)
+    strings = "".join(f"({name}) @string" for name in table.strings.split())
+    sources = ("\n".join(patterns), table.comments, table.attributes, strings)
+    return tuple(Query(grammar, source) for source in sources)

@@ -34,7 +34,18 @@ def test_index_and_search(command, tree):
     code, out, _ = command("search", "--folder", tree, "parse date", "--json", "--path", "src/**")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and rows[0]["name"] == "parse_date"
-    assert list(rows[0]) == ["path", "start_line", "end_line", "language", "name", "score", "text", "commits", "weak"]
+    assert list(rows[0]) == [
+        "path",
+        "start_line",
+        "end_line",
+        "language",
+        "name",
+        "score",
+        "text",
+        "commits",
+        "weak",
+        "also_in",
+    ]
 
 
 def test_a_filter_for_tests_and_a_failure_as_the_query(command, tree):
@@ -328,7 +339,7 @@ def test_hostile_names_and_contents(command, tree):
         "-n.py",
         "--json.py",
     ]
-    write_tree(tree, {name: f"def hostile_name():\n    return {len(name)}\n" for name in names})
+    write_tree(tree, {name: f"def hostile_name():\n    return {number}\n" for number, name in enumerate(names)})
     write_tree(tree, {"long.txt": "hostile_name " + "x" * 900_000, "long.md": "hostile_name " + "y " * 450_000})
     write_tree(tree, {".git/config": "[core]\n\tpager = touch owned\n", "index.sqlite": b"SQLite format 3\0"})
     assert command("index", tree)[0] == 0

@@ -217,6 +217,9 @@ def _definitions(root: Node | None, source: bytes, language: str) -> tuple[list[
         last -= node.end_point.column == 0 and last > first
         name = ".".join([*(outer.name for outer in found.around[-_MAX_SCOPE:]), found.name])
         kind = CLASS if found.kind == "container" else WHOLE
+        body = node.child_by_field_name("body")
+        if body and source[body.start_byte : body.end_byte] == b"...":  # an overload, or a stub in a `.pyi` file
+            kind = LINES
         spans.append(Chunk(first + 1, last + 1, name, defines, kind))
         if found.kind != "container" and last - first < MAX_LINES:
             hidden_until = node.end_byte
