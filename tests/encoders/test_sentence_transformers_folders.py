@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+import transformers
 from refusals import refused
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as st
@@ -57,7 +58,7 @@ CASES = {
     "normalize another feature": Case(modules=(st.Normalize("token_embeddings"),), refused="module_input_name="),
     "dense": Case(modules=(st.Dense(WIDTH, 16),), refused="Transformer, Pooling, Dense"),
     "layer norm": Case(modules=(st.LayerNorm(WIDTH),), refused="Transformer, Pooling, LayerNorm"),
-    "dropout": Case(modules=(st.Dropout(),), refused="Transformer, Pooling, Dropout"),
+    "dropout": Case(modules=(st.Dropout(0.5),)),
     "dot": Case(options={"similarity_fn_name": "dot"}),
     "manhattan": Case(options={"similarity_fn_name": "manhattan"}, refused="manhattan"),
     "prompts": Case(options={"prompts": {"query": "Find: ", "document": "Code: "}}),
@@ -214,6 +215,22 @@ def test_other_tokens_and_unknown_fields_are_named(saved, monkeypatch):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"from_the_future": 1}))
     with refused(f"Likely cause: unknown fields: {SETTINGS}: from_the_future=1."):
         load_encoder(folder, device="cpu")
+
+
+def test_padding_on_the_left_is_named_if_positions_include_it(plain, tmp_path):
+    config = json.loads((plain / "config.json").read_text())
+    for kind, folder in (("Bert", tmp_path / "bert"), ("Roberta", tmp_path / "roberta")):
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**config))
+        for weight in model.parameters():
+            weight.data += 0.3 * torch.randn_like(weight)
+        model.save_pretrained(plain)
+        AutoTokenizer.from_pretrained(plain, padding_side="left").save_pretrained(plain)
+        modules = [st.Transformer(str(plain)), st.Pooling(WIDTH)]
+        SentenceTransformer(modules=modules, device="cpu").save(str(folder), create_model_card=False)
+    with refused("Likely cause: the tokenizer's padding_side=left"):
+        load_encoder(tmp_path / "bert", device="cpu")
+    assert_equal(tmp_path / "roberta", load_encoder(tmp_path / "roberta", device="cpu"))
 
 
 def test_a_sentence_transformer_is_compared_as_it_is(saved):
