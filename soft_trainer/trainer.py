@@ -25,13 +25,20 @@ import copy
 import dataclasses
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import EarlyStoppingCallback, EvalPrediction, PrinterCallback, ProgressCallback, TrainingArguments
-from transformers.trainer_utils import speed_metrics
+from transformers import (
+    EarlyStoppingCallback,
+    EvalPrediction,
+    PrinterCallback,
+    ProgressCallback,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.criterion import Criterion
@@ -40,7 +47,7 @@ from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.adapters import has_adapter
+from soft_trainer.data.trained_rows import warn_of_trained_pairs
 from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.encoding import (
     Encoder,
@@ -53,7 +60,7 @@ from soft_trainer.encoders.encoding import (
     prompt_length,
     score,
 )
-from soft_trainer.encoders.loading import prepare_tokenizer
+from soft_trainer.encoders.loading import add_padding_token, load_model, prepare_tokenizer
 from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.passes import decide_passes
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -63,7 +70,7 @@ from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.estimators.registry import estimator_of_run
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, by_corpus, mean_over_sets, rank_corpus
-from soft_trainer.options.defaults import apply_defaults
+from soft_trainer.options.defaults import apply_defaults, default_output_dir
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
@@ -76,10 +83,11 @@ from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
 from soft_trainer.training.ongoing import Training
-from soft_trainer.training.output_folder import OutputFolder
+from soft_trainer.training.output_folder import OutputFolder, RemoveEarlierCheckpoints
 from soft_trainer.training.prepared_rows import prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
 from soft_trainer.training.run_fingerprint import (
+    MEASURED_ROWS,
     TRAINING_ROWS,
     choose_by_metrics,
     loaded_fingerprint,
@@ -121,7 +129,11 @@ class SoftInfoNCETrainer(SavingTrainer):
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
         query_column, code_column, id_column, negatives_column: the names of the rows' columns, if `load_rows` does not
             recognise them.
-        depends_on: further entries of the run fingerprint, such as the options of a command.
+        measured: the sets that `train` measures before and after training if `args.report` is set, and `measure`
+            without training, keyed by name. By default, `eval_dataset`, called "eval".
+        followed: the names of those sets to measure at every evaluation too.
+        about: sections of the run's record that the trainer does not know: "dataset", "languages" and "samples".
+        options: further dataclass instances with options of the run, such as those of a command.
         kwargs: any other arguments of `transformers.Trainer`.
 
     Raises:
@@ -146,35 +158,48 @@ class SoftInfoNCETrainer(SavingTrainer):
         code_column: str | None = None,
         id_column: str | None = None,
         negatives_column: str | None = None,
-        depends_on: Mapping[str, object] | None = None,
+        measured: Mapping[str, Split] | None = None,
+        followed: Sequence[str] = (),
+        about: Mapping[str, object] | None = None,
+        options: Sequence = (),
         **kwargs,
     ):
-        first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
+        starting = preflight.first_encoder(model, processing_class, encoder, kwargs)
         args = args or SoftInfoNCETrainingArguments()
-        if isinstance(args, SoftInfoNCETrainingArguments):
+        ours = isinstance(args, SoftInfoNCETrainingArguments)
+        if ours:
             # Another trainer with the same arguments must not get the defaults of this encoder.
             args = copy.copy(args)
-        args.output_dir = args.output_dir or "outputs"
-        preflight.complete_launch(args, first, encoder)
+        trains = train_dataset is not None
         self.columns = ColumnNames(query_column, code_column, id_column, negatives_column)
         callbacks = with_estimators(callbacks)
         callback = find_estimator_callback(callbacks)
-        if isinstance(args, SoftInfoNCETrainingArguments):
-            name = first.config._name_or_path or None  # without a name, the encoder counts as trained from scratch
-            options = {"adapter": has_adapter(first), "trains": train_dataset is not None}
-            apply_defaults(args, encoder, name, estimator=callback and callback.estimator, **options)
-            if callback is None and train_dataset is not None:
-                chosen = estimator_of_run(args, encoder)
+        if ours:
+            apply_defaults(args, starting, estimator=callback and callback.estimator, trains=trains)
+            if callback is None and trains:
+                chosen = estimator_of_run(args, starting.profile, starting.trust_remote_code)
                 if chosen is not None:
                     callbacks += with_estimators([chosen])
                     callback = find_estimator_callback(callbacks)
+        args.output_dir = args.output_dir or default_output_dir(args, starting.label, about)
         if getattr(args, "early_stopping_patience", None):
             callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-        split = training_split(train_dataset, "train_dataset", self.columns, encoder)
+        split = training_split(train_dataset, "train_dataset", self.columns, starting.profile)
         eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
         if callback is not None and isinstance(callback.estimator, Estimator):
-            callback.estimator.bind(Encoder(first, processing_class, encoder))
-        plan = resolve(args, callback and callback.estimator)  # raises errors before anything is set up
+            callback.estimator.bind(Encoder(starting.model, starting.tokenizer, starting.profile))
+        # Everything that can be checked is checked before the weights are loaded.
+        plan = resolve(args, callback and callback.estimator)
+        preflight.check_starting(starting, callback and callback.estimator, getattr(args, "merge_lora", False))
+        checked = args, callback and callback.estimator, split, eval_dataset
+        preflight.check_plan(plan, starting.profile, lambda: starting.size, *checked, "compute_metrics" in kwargs)
+        checkpoints.check_named(args.resume_from_checkpoint)
+        set_seed(args.seed)
+        with args.main_process_first(desc="loading the encoder"):
+            first, processing_class = starting.load()
+        add_padding_token(processing_class)
+        preflight.complete_launch(args, first, starting.profile)
+        self.folder = OutputFolder(args.output_dir, trains, getattr(args, "overwrite", False))
         super().__init__(
             None if "model_init" in kwargs else first,
             args,
@@ -185,14 +210,24 @@ class SoftInfoNCETrainer(SavingTrainer):
             callbacks=callbacks,
             **kwargs,
         )
+        self.starting = starting
+        self._content_before: dict[str, object] = {}
+        if getattr(args, "report", False):
+            self._content_before = starting.fingerprint()
+        self.measured = measured
+        if measured is None and eval_dataset is not None:
+            self.measured = eval_dataset if isinstance(eval_dataset, Mapping) else {"eval": eval_dataset}
+        self.followed = followed
+        self.about = dict(about or {})
+        self.options = tuple(options)
+        self.add_callback(RemoveEarlierCheckpoints(self.folder))
         self.passes = Passes()
         self._passes_of = None  # the model and the settings that `passes` is about
         self._parameters: int | None = None  # counted once, because this takes 5 ms
-        self.depends_on = dict(depends_on or {})
         self.train_split = split
         self.codebase = codebase
         self.estimator_callback = callback
-        self.encoder = encoder
+        self.encoder = starting.profile
         prepare_tokenizer(processing_class, self.encoder)
         self._collates = data_collator is None
         self.ongoing = Training(self.train_dataset)
@@ -252,6 +287,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self._settings() != self._resolved:
             self.plan = resolve(self.args, self.estimator, self._train_batch_size)
             self._use_plan()
+            checked = self.args, self.estimator, self.train_split, self.eval_dataset, self.compute_metrics is not None
+            preflight.check_plan(self.plan, self.encoder, lambda: dimensions(self.model, self.encoder), *checked)
             self._resolved = self._settings()
 
     def _settings(self) -> tuple:
@@ -275,11 +312,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             preflight.check_own_collator(self.plan, prompts)
             options = dataclasses.replace(self.plan.options, negatives_per_query=0)  # it reads only pairs
             self.plan = dataclasses.replace(self.plan, options=options)
-        if self.compute_metrics is None:
-            preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset)
-        preflight.check_encoder(self.plan, self.model, self.processing_class, self.encoder)
+        preflight.check_encoder(self.model, self.processing_class, self.encoder)
         if self.train_split is not None:
-            preflight.check_rows_of(self.plan, self.args, self.estimator, self.train_split)
             preflight.check_adapter(self.model, self.args, self.encoder)
 
     def _decide_passes(self) -> None:
@@ -536,15 +570,65 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
         if resume_from_checkpoint is None:
             resume_from_checkpoint = self.args.resume_from_checkpoint
-        checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        with interruption.explaining_interruption(self.args, lambda: self.state.global_step):
+            if not getattr(self.args, "report", False) or kwargs.get("trial") is not None:
+                self.report = None
+                return self._train(last_checkpoint(resume_from_checkpoint, self.args.output_dir), *args, **kwargs)
+            preflight.check_start(self.estimator, self.train_dataset, None, self.state.global_step)
+            if self.measured is None:
+                raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
+            with self.opened(resume_from_checkpoint) as folder:
+                if folder.done:
+                    return self._already_done()
+                if self.report is None or folder.checkpoint is None or self.state.global_step == 0:
+                    warn_of_overlap(self.measured, self.train_split)
+                    self.report = Measurements(self)
+                output = self._train(folder.checkpoint or False, *args, **kwargs)
+                folder.save_encoder(self)
+                self.report.measure("trained", self.args.lexical)
+                self.report.finish()
+        return output
+
+    def opened(self, resume_from_checkpoint: str | bool | None = None) -> OutputFolder:
+        """Opens the output folder for this run (see `OutputFolder.open`). `with` closes it.
+
+        `train` and `measure` open it themselves. A script that writes other files to it opens it around both.
+        """
+        self._bind_estimator()
+        self.resolve()
+        resume = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        return self.folder.open(self.fingerprint, resume, (*self.options, self.args))
+
+    def measure(self, system: str = "untrained", finish=Measurements.finish) -> Measurements:
+        """Ranks the measured sets without training, and writes ranks and results to the output folder.
+
+        Args:
+            system: what the encoder is called in the results, "untrained" or "trained".
+            finish: what to do with the measurements while the folder is open. By default, writes and prints them.
+        """
+        with interruption.explaining_interruption(self.args, lambda: 0), self.opened():
+            self.run_fingerprint = checkpoints.compared(self.fingerprint, None)
+            self.report = Measurements(self)
+            if self.starting.name:
+                warn_of_trained_pairs(self.measured, self.starting.name, self.encoder)
+            self.report.measure(system, self.args.lexical)
+            finish(self.report)
+        return self.report
+
+    def _already_done(self) -> TrainOutput:
+        """Makes the encoder in the output folder this trainer's encoder, because an earlier process has trained it."""
+        model = load_model(self.args.output_dir, self.encoder, trust_remote_code=self.starting.trust_remote_code)
+        self.model = self.model_wrapped = model.to(self.args.device)
+        print_on_main(f"{self.args.output_dir}: already done; overwrite=true trains again")
+        return TrainOutput(0, 0.0, {})
+
+    def _train(self, checkpoint: str | None, *args, **kwargs) -> TrainOutput:
+        """Trains, from a checkpoint if there is one."""
         if checkpoint:
             print_on_main(f"Resuming from {checkpoint}")
-        self.ongoing = Training(self.train_dataset, checkpoint)
+        self.ongoing = Training(self.train_dataset, checkpoint or None)
         try:
-            with (
-                interruption.explaining_interruption(self.args, lambda: self.state.global_step),
-                self.ongoing.contexts,
-            ):
+            with self.ongoing.contexts:
                 output = super().train(checkpoint, *args, **kwargs)
             if self.ongoing.stopping.signal:
                 self._stop()
@@ -552,10 +636,6 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.ongoing = Training(self.train_dataset)
         if self.args.should_save:
             checkpoints.remove_rolling(self.args.output_dir)
-        if getattr(self.args, "report", False) and self.report is not None:
-            self.report.folder.save_encoder(self)
-            self.report.measure("trained", lexical=True)
-            self.report.finish()
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _stop(self) -> None:
@@ -606,13 +686,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
         self.run_fingerprint = checkpoints.compared(lambda: self.run_fingerprint | fitted, checkpoint)
         checkpoints.warn_of_changes(self.run_fingerprint, checkpoint)
-        if trial is not None or not getattr(self.args, "report", False):
-            return  # a command-line run measures by itself
-        if self.report is None or checkpoint is None or self.state.global_step == 0:
-            sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
-            warn_of_overlap(sets, self.train_split)
-            folder = OutputFolder(self.args.output_dir)
-            self.report = Measurements(self, sets, folder, encoder=self.model.config._name_or_path or None)
+        if self.report is not None and not self.report.ranks_before:
             self.report.measure("untrained")
 
     @property
@@ -628,8 +702,13 @@ class SoftInfoNCETrainer(SavingTrainer):
     def fingerprint(self) -> dict[str, object]:
         """Returns the run fingerprint without the content of an encoder that the estimator loads during fitting."""
         metrics_choose = self.metrics_choose
-        found = run_fingerprint(self.args, metrics_choose=metrics_choose) | self.depends_on
-        found[TRAINING_ROWS] = self.train_split.fingerprint()
+        found = run_fingerprint(*self.options, self.args, metrics_choose=metrics_choose)
+        if not self.options:
+            found |= self._content_before
+        if self.train_split is not None:
+            found |= {TRAINING_ROWS: self.train_split.fingerprint(), "do_train": True}
+        if self.measured is not None:
+            found[MEASURED_ROWS] = splits_hash(self.measured)
         found["the forward passes"] = "packed" if self.passes.packed else "padded"
         if metrics_choose:
             found["the evaluation rows"] = splits_hash(self.eval_dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS, Split
 from soft_trainer.data.tokens import column_texts, text_column, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import TRAINED_ROWS, written_aside
+from soft_trainer.terminal import print_on_main
 
 _KEY = "pairs"
 
@@ -38,3 +40,15 @@ def trained_pairs(folder: str | Path, split: Split, profile: EncoderProfile) -> 
     if not path.is_file():
         return 0
     return int(np.isin(pair_hashes(split, profile), load_file(path)[_KEY]).sum())
+
+
+def warn_of_trained_pairs(sets: Mapping[str, Split], encoder: str, profile: EncoderProfile) -> None:
+    """Warns about each evaluation set with pairs that trained the encoder, which its folder lists."""
+    for name, split in sets.items():
+        known = trained_pairs(encoder, split, profile)
+        if known:
+            pairs = len(split.judgments.pairs())
+            print_on_main(
+                f"warning: {name}: the encoder was trained on {known:,} of these {pairs:,} pairs, so its figures are "
+                "higher than on new queries"
+            )

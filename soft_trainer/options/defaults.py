@@ -106,29 +106,21 @@ def encoder_kind(profile: EncoderProfile, model: str | None, revision: str | Non
     return "pretrained"
 
 
-def apply_defaults(
-    args: SoftInfoNCETrainingArguments,
-    profile: EncoderProfile,
-    model: str | None,
-    revision: str | None = None,
-    estimator=None,
-    adapter: bool = False,
-    trains: bool = True,
-) -> None:
+def apply_defaults(args: SoftInfoNCETrainingArguments, starting, estimator=None, trains: bool = True) -> None:
     """Sets the options whose defaults depend on the encoder or on other options, and prints what it chose.
 
     Options that the user set keep their values. `args.origins` stores who chose each value, and marks the arguments as
     complete: a second call has no effect.
 
     Args:
-        model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
+        starting: the encoder to train (`training/starting.py`).
         estimator: the estimator passed to a trainer in Python, or None.
-        adapter: whether an adapter is trained instead of all weights.
         trains: False for a run that only evaluates, which needs no defaults but the precision.
 
     Raises:
         UserError: the options set both a teacher and another estimator.
     """
+    profile = starting.profile
     choose_precision(args, profile)
     if args.origins is not None:
         return
@@ -142,10 +134,11 @@ def apply_defaults(
         if args.teacher is not None:
             check_teacher(args.teacher, type(estimator).__name__)
         given["estimator"] = args.estimator = estimator_name(estimator)
-    kind = encoder_kind(profile, model, revision)
+    # An encoder without a name counts as trained from scratch.
+    kind = encoder_kind(profile, starting.name, starting.revision)
     schedule = dict(SCHEDULES[kind])
     title = TITLES[kind]
-    if adapter:
+    if starting.adapter:
         schedule["learning_rate"] = LORA_RATE
         title += " with an adapter"
     choice = _Choice(args, given)
@@ -160,8 +153,23 @@ def apply_defaults(
         print_on_main(f"Defaults for {title}: {', '.join(shown)}")
     for line in choice.lines:
         print_on_main(line)
-    if kind == "search" and not adapter and args.origins["learning_rate"] == ENCODER:
+    if kind == "search" and not starting.adapter and args.origins["learning_rate"] == ENCODER:
         _advise_rate(args)
+
+
+def default_output_dir(args: SoftInfoNCETrainingArguments, label: str, about: Mapping | None) -> str:
+    """Returns `outputs/MODEL-ROWS-LOSS-ESTIMATOR`, or `outputs` if the rows have no name.
+
+    Args:
+        label: the short name of the encoder.
+        about: see `SoftInfoNCETrainer`.
+    """
+    if not about or not about.get("dataset"):
+        return "outputs"
+    rows = "-".join(about["languages"]) or about["dataset"].rsplit("/", 1)[-1]
+    estimator = args.estimator or "none"
+    loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
+    return f"outputs/{label}-{rows}-{loss}-{estimator}".replace(":", ".")
 
 
 def _advise_rate(args: SoftInfoNCETrainingArguments) -> None:

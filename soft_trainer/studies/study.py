@@ -18,12 +18,12 @@ import yaml
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import DEPENDS_ON, RECORD, STUDIED, checkpoints_in, read_json, write_json
+from soft_trainer.options.defaults import apply_defaults
 from soft_trainer.options.parse import parse
 from soft_trainer.options.recipes import read_recipe
-from soft_trainer.run.building import build_profile
-from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, State, lock, lock_file, record_of, state_of
-from soft_trainer.run.opening import complete_options
+from soft_trainer.run.building import build_encoder
 from soft_trainer.terminal import print_on_main, table
+from soft_trainer.training.output_folder import DONE, NEW, OTHER, STOPPED, State, lock, lock_file, record_of, state_of
 from soft_trainer.training.run_fingerprint import BY_LAUNCHER, KINDS, STUDY, may_differ, run_fingerprint
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
@@ -169,7 +169,7 @@ def state_of_run(study: Study, run: PlannedRun) -> State:
         return State(NEW)
     model_args, data_args, args = check_options(run)
     with redirect_stderr(io.StringIO()):  # the run itself prints its defaults
-        complete_options(model_args, data_args, args, build_profile(model_args))
+        apply_defaults(args, build_encoder(model_args), trains=args.do_train)
     made = _made(folder)
     fingerprint = run_fingerprint(model_args, data_args, args)
     state = state_of(folder, fingerprint | made, may_differ(STUDY) - made.keys())

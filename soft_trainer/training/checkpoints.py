@@ -203,6 +203,24 @@ def newest_complete(output_dir: str | Path) -> str | None:
     return max(times, key=times.get, default=None)
 
 
+NO, NEWEST = ("false", "no"), ("true", "last", "yes")  # values of `resume_from_checkpoint`
+
+
+def check_named(wanted: str | bool | None) -> None:
+    """Raises UserError if `resume_from_checkpoint` is the path of a folder that is not a complete checkpoint."""
+    if wanted is None or str(wanted).lower() in (*NO, *NEWEST):
+        return
+    named = f"resume_from_checkpoint={wanted}"
+    folder = Path(wanted)
+    no_state = not (folder / "trainer_state.json").is_file()
+    if not folder.is_dir():
+        raise UserError(f"{named}: no such folder; `last` selects the newest checkpoint in the output folder")
+    if no_state:
+        raise UserError(f"{named}: not a training checkpoint, because it has no trainer_state.json")
+    if _written(folder) is None:
+        raise UserError(f"{named}: incomplete (a file is missing or has changed), or written by another version")
+
+
 def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | None:
     """Finds the complete checkpoint that `resume_from_checkpoint` refers to.
 
@@ -216,20 +234,12 @@ def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | 
     Raises:
         UserError: the folder does not exist, or it is not a complete checkpoint.
     """
-    if wanted is None or str(wanted).lower() in ("false", "no"):
+    if wanted is None or str(wanted).lower() in NO:
         return None
-    if str(wanted).lower() in ("true", "last", "yes"):
+    if str(wanted).lower() in NEWEST:
         checkpoint = newest_complete(output_dir)
         if checkpoint is None:
             print_on_main(f"{output_dir} has no complete checkpoint to resume from: training starts at the first step")
         return checkpoint
-    named = f"resume_from_checkpoint={wanted}"
-    folder = Path(wanted)
-    no_state = not (folder / "trainer_state.json").is_file()
-    if not folder.is_dir():
-        raise UserError(f"{named}: no such folder; `last` selects the newest checkpoint in the output folder")
-    if no_state:
-        raise UserError(f"{named}: not a training checkpoint, because it has no trainer_state.json")
-    if _written(folder) is None:
-        raise UserError(f"{named}: incomplete (a file is missing or has changed), or written by another version")
+    check_named(wanted)
     return str(wanted)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import number_of_arguments
 
@@ -16,8 +16,8 @@ from soft_trainer.choices import FIND_NEIGHBOURS
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.comparing import LARGEST_COMPARED, MISSING_WEIGHTS
-from soft_trainer.encoders.encoding import check_dims, dimensions
-from soft_trainer.encoders.loading import add_padding_token, check_model, given_encoder, load_model
+from soft_trainer.encoders.encoding import check_dims
+from soft_trainer.encoders.loading import check_model, given_encoder, load_model
 from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -31,6 +31,7 @@ from soft_trainer.terminal import nearest, print_on_main
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
+from soft_trainer.training.starting import StartingEncoder, starting_encoder
 
 DYNAMIC = "ACCELERATE_DYNAMO_USE_DYNAMIC"
 BASE_COMPARED = "_base_compared"  # this attribute of a model with an adapter says that the base was compared
@@ -100,15 +101,62 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
         raise UserError(f"metric_for_best_model={metric!r}: this metric is not measured{hint}")
 
 
-def check_encoder(plan: Plan, model: PreTrainedModel, tokenizer, profile: EncoderProfile) -> None:
-    """Checks that the encoder fits its tokenizer and profile, and has enough dimensions for the plan's dimensions.
+def check_starting(starting: StartingEncoder, estimator, merge: bool) -> None:
+    """Checks the encoder before its weights are loaded.
+
+    Args:
+        merge: the option `merge_lora`.
+
+    Raises:
+        UserError: a check fails.
+    """
+    starting.check(merge)
+    if starting.from_scratch and isinstance(estimator, InitialModelEstimator):
+        raise UserError(
+            f"estimator=initial_model: with from_scratch={starting.from_scratch}, the encoder starts with random "
+            "weights, so its similarities mean nothing; use bm25, simcse or trained_model"
+        )
+
+
+def check_plan(
+    plan: Plan,
+    profile: EncoderProfile,
+    size: Callable[[], int],
+    args,
+    estimator,
+    split: Split | None,
+    eval_dataset,
+    own_metrics: bool,
+) -> None:
+    """Checks the plan against the rows and the encoder's size.
+
+    Args:
+        size: returns the number of dimensions of an embedding.
+        split: the training rows, or None if there is no training.
+        own_metrics: True if a function of the user's computes metrics.
+
+    Raises:
+        UserError: a check fails.
+    """
+    dims = plan.dims or profile.matryoshka_dims
+    measured = ()
+    if dims:
+        check_dims(dims, size())
+        measured = [dim for dim in dims if dim < size()]
+    if not own_metrics:
+        check_metric(args, measured, eval_dataset)
+    if split is not None:
+        check_rows_of(plan, args, estimator, split)
+
+
+def check_encoder(model: PreTrainedModel, tokenizer, profile: EncoderProfile) -> None:
+    """Checks that the encoder fits its tokenizer and profile.
 
     Raises:
         UserError: a check fails.
     """
     check_model(model, profile)
     check_vocabulary(model, tokenizer)
-    check_dims(plan.dims, dimensions(model, profile))
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer) -> None:
@@ -301,8 +349,6 @@ def check_evaluated(args, eval_dataset, stops_early: bool) -> None:
         raise UserError('EarlyStoppingCallback: set metric_for_best_model, for example to "mrr"')
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with a url and a query)")
-    if eval_dataset is None and getattr(args, "report", False):
-        raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
 
 
 def warn_of_another_teacher(profile: EncoderProfile, teacher: str | None, identity: str | None) -> None:
@@ -335,14 +381,13 @@ def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
 
 def first_encoder(
     model, tokenizer, profile: EncoderProfile | Mapping[str, object] | None, arguments: dict
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, EncoderProfile]:
-    """Turns the `model` or `model_init` that a user passes to the trainer into an encoder, a tokenizer and a profile.
+) -> StartingEncoder:
+    """Turns the `model` or `model_init` that a user passes to the trainer into the encoder to start from.
 
-    A tokenizer without a padding token gets one. `model_init` is called once, and then replaced in `arguments` with a
-    function that returns plain encoders.
+    `model_init` is called once, and then replaced in `arguments` with a function that returns plain encoders.
 
     Args:
-        model: see `given_encoder`. None if `model_init` creates it.
+        model: see `starting_encoder`. None if `model_init` creates it.
         arguments: the keyword arguments for `Trainer`, which are changed in place.
 
     Raises:
@@ -362,11 +407,10 @@ def first_encoder(
         # `Trainer` calls `model_init` at once. This first call returns the model that exists already.
         waiting = [model]
         arguments["model_init"] = lambda trial=None: waiting.pop() if waiting else _made_model(make, trial)
-    model, tokenizer, profile = given_encoder(model, tokenizer, profile)
-    if tokenizer is None:
+    starting = starting_encoder(model, tokenizer, profile)
+    if starting.model is not None and starting.tokenizer is None:
         raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
-    add_padding_token(tokenizer)
-    return model, tokenizer, profile
+    return starting
 
 
 def _made_model(make: Callable, trial=None) -> PreTrainedModel:

@@ -63,6 +63,7 @@ OWN_NAME = re.compile(r"[\w.]+:[\w.<>]+")  # a user's function or class, as `mod
 
 TRAINING_ROWS = "the training rows"
 MEASURED_ROWS = "the measured rows"
+STARTING_WEIGHTS = "the weights before training"
 LENGTHS = ("num_train_epochs", "max_steps")
 
 # The comparisons with an earlier run: the run in the output folder, a study's run, and the checkpoint to resume from.
@@ -75,6 +76,7 @@ COUNTS_FOR = {
     **dict.fromkeys(BY_LAUNCHER, (FOLDER, RESUME)),
     **dict.fromkeys(LENGTHS, (FOLDER, STUDY)),  # a run may resume for longer; see `shortened`
     **dict.fromkeys(("do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS), (FOLDER, STUDY)),
+    STARTING_WEIGHTS: (FOLDER,),  # a resumed run gets its weights from the checkpoint
     # A resumed run compares what these options produced: the rows, the encoder, the criterion and the estimator.
     **dict.fromkeys(option_specs(ModelArguments), (FOLDER, STUDY)),
     **dict.fromkeys(option_specs(DataArguments), (FOLDER, STUDY)),
@@ -227,11 +229,11 @@ def _content(reference: Reference, languages: Sequence[str]) -> str | list[str]:
     found = []
     for value in reference.values:
         for place in dict.fromkeys(value.replace("{language}", language.strip()) for language in languages):
-            found.append(_of(reference.kind, place))
+            found.append(content_of(reference.kind, place))
     return found[0] if len(found) == 1 else found
 
 
-def _of(kind: str, value: str) -> str:
+def content_of(kind: str, value: str) -> str:
     """Returns the hash of local rows, of a local encoder or of a file, or the name of anything else."""
     path = Path(value)
     if kind == "rows" and path.exists():
@@ -242,7 +244,7 @@ def _of(kind: str, value: str) -> str:
     if kind == "encoder" and folder.exists():
         files = encoder_files_fingerprint(folder) or "no encoder"
         adapter = saved_adapter(folder)
-        return files if adapter is None else fingerprint(files, _of(kind, adapter[0]))
+        return files if adapter is None else fingerprint(files, content_of(kind, adapter[0]))
     return public_name(value, on_hub=kind in ("rows", "encoder"))
 
 
@@ -250,20 +252,6 @@ def _of(kind: str, value: str) -> str:
 
 # Arguments of estimators that do not affect similarities. The content of an encoder is compared instead of its name.
 _UNREAD_ESTIMATOR = ("cache_dir", "batch_size", "trust_remote_code", "model_name_or_path")
-
-
-def rows_of_run(splits: Mapping[str, Split], measured: Sequence[Split] = ()) -> dict[str, str]:
-    """Returns the part of the run fingerprint that describes a run's rows: for training, and to be measured.
-
-    Args:
-        splits: the run's splits; see `load_data`.
-        measured: the additional evaluation sets.
-    """
-    found = {}
-    if "train" in splits:
-        found[TRAINING_ROWS] = splits["train"].fingerprint()
-    own = {name: split for name, split in splits.items() if name != "train"}
-    return found | {MEASURED_ROWS: splits_hash(own | dict(enumerate(measured)))}
 
 
 def splits_hash(splits: Split | Mapping[str, Split] | None) -> str | None:

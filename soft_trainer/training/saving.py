@@ -22,6 +22,7 @@ from soft_trainer.training import reporting
 from soft_trainer.training.checkpoints import mark_complete, remove_rolling, saving_checkpoint
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.ongoing import Training
+from soft_trainer.training.output_folder import OutputFolder
 from soft_trainer.training.record import trainer_record
 
 
@@ -41,6 +42,7 @@ class SavingTrainer(Trainer):
     ongoing: Training
     run_fingerprint: dict[str, object]
     evaluations: list[tuple[int, bool, dict]]
+    folder: OutputFolder
     report = None  # the `Measurements` of the last training, if there are any
     _is_saving_checkpoint = False  # checkpoints keep adapters unmerged, so that a resumed run is exact
     _is_rolling = False  # True while `save_rolling_checkpoint` saves
@@ -162,14 +164,16 @@ class SavingTrainer(Trainer):
     def create_model_card(self, folder: str | Path | None = None) -> Path | None:
         """Writes the model card into a folder, by default the output folder. Returns its path, or None on failure."""
         final_step = reporting.best_step(self.args, self.state) or self.state.global_step
-        results = reporting.measured_results(self.evaluations, final_step, merged=bool(self.merging))
+        evaluations = self.evaluations
         report = self.report
-        if report is None or report.written is None or report.step != self.state.global_step:
-            record = trainer_record(self) | {"results": results}
-        elif getattr(self.args, "report", False):
+        reported = report is not None and report.written is not None and report.step == self.state.global_step
+        if reported:  # the report has measured the sets of the evaluations during training
+            evaluations = [each for each in evaluations if not each[1]]
+        results = reporting.measured_results(evaluations, final_step, merged=bool(self.merging))
+        if reported:
             record = report.written | {"results": results | report.written["results"]}
-        else:  # a command-line run has measured all of its sets
-            record = report.written
+        else:
+            record = trainer_record(self) | {"results": results}
         return write_model_card(folder or self.args.output_dir, record)
 
     def describe(self) -> dict:
@@ -212,7 +216,8 @@ class SavingTrainer(Trainer):
         """
         if self.hub_model_id is None:
             self.init_hf_repo()
-        self.save_model()
+        if not self.folder.done:
+            self.save_model()
         if not self.is_world_process_zero():
             return None
         return self._publisher.conclude(commit_message)

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,8 +34,7 @@ from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.options.recipes import RECIPES, read_recipe
-from soft_trainer.run.building import build_profile
-from soft_trainer.run.opening import complete_options
+from soft_trainer.run.building import build_encoder
 from soft_trainer.training.preflight import warn_of_another_teacher
 from soft_trainer.training.reporting import banner
 
@@ -49,7 +49,7 @@ def options_after(tmp_path, encoder_dir):
     def choose(*words: str, model=encoder_dir, names=CHOSEN) -> dict:
         words = [*words, *(["--model_name_or_path", str(model)] if model else []), "--use_cpu", "true"]
         model_args, data_args, args = parse(OF_A_RUN, [*words, "--output_dir", str(tmp_path)])
-        complete_options(model_args, data_args, args, build_profile(model_args))
+        apply_defaults(args, build_encoder(model_args), trains=args.do_train)
         return {name: getattr(args, name) for name in names}
 
     return choose
@@ -164,6 +164,11 @@ def profiles():
     }
 
 
+def starting_at(profile, name):
+    """An encoder of which only the profile and the name are known."""
+    return SimpleNamespace(profile=profile, name=name, revision=None, adapter=False)
+
+
 @pytest.fixture
 def resolved(profiles, monkeypatch, tmp_path, capsys):
     """Returns a function that applies a kind's defaults, and returns the values of options and the printed lines."""
@@ -173,7 +178,7 @@ def resolved(profiles, monkeypatch, tmp_path, capsys):
         args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
         profile, name = profiles[kind]
         capsys.readouterr()
-        apply_defaults(args, profile, name, estimator=among_callbacks)
+        apply_defaults(args, starting_at(profile, name), estimator=among_callbacks)
         values = {option: getattr(args, option) for option in OTHER_VALUES}
         without = args.estimator in (None, "none")
         values["loss"] = args.loss or ("info_nce" if without else "soft_info_nce")
@@ -257,7 +262,7 @@ def test_the_table_says_who_chose(trainer_of, encoder_dir, capsys, tmp_path):
     (tmp_path / "own.yaml").write_text("num_train_epochs: 3\nalpha: 1.2\n")
     words = ["--config", str(tmp_path / "own.yaml"), "--warmup_steps", "0.2", "--output_dir", str(tmp_path / "out")]
     model_args, data_args, args = parse(OF_A_RUN, [*words, "--model", str(encoder_dir), "--use_cpu", "true"])
-    complete_options(model_args, data_args, args, build_profile(model_args))
+    apply_defaults(args, build_encoder(model_args), trains=args.do_train)
     args.max_steps = 1
     setup = {
         "processes": 1,
@@ -322,9 +327,9 @@ def test_an_encoder_whose_teacher_is_gone_trains_like_one_without_and_a_line_say
     shutil.rmtree(teacher)
     options = {"output_dir": "out", "use_cpu": True, "report_to": "none"}
     model_args, data_args, shell = parse(OF_A_RUN, as_argv(options | {"model": str(static), "do_train": True}))
-    profile = build_profile(model_args)
-    apply_defaults(shell, profile, str(static))
-    estimator = estimator_of_run(shell, profile)
+    encoder = build_encoder(model_args)
+    apply_defaults(shell, encoder)
+    estimator = estimator_of_run(shell, encoder.profile)
     assert "This encoder trains with bm25, without its teacher, which cannot be loaded" in capsys.readouterr().err
     trainer = SoftInfoNCETrainer(str(static), SoftInfoNCETrainingArguments(**options), dataset)
     assert "without its teacher, which cannot be loaded" in capsys.readouterr().err
@@ -337,7 +342,7 @@ def test_an_encoder_whose_teacher_is_gone_trains_like_one_without_and_a_line_say
 
 def test_a_teacher_that_was_named_must_be_there(tmp_path):
     _, _, args = parse(OF_A_RUN, as_argv({"teacher": str(tmp_path / "gone"), "use_cpu": True}))
-    apply_defaults(args, EncoderProfile(), None)
+    apply_defaults(args, starting_at(EncoderProfile(), None))
     with refused("gone"):
         estimator_of_run(args, EncoderProfile())
 
@@ -383,7 +388,7 @@ def test_the_schedule_is_a_function_of_the_encoder(
         chosen |= {"from_scratch": "32x1"} if folder is None else {"model_name_or_path": str(folder)}
         words = as_argv(chosen | {"use_cpu": True, "output_dir": str(tmp_path)})
         model_args, data_args, args = parse(OF_A_RUN, words)
-        complete_options(model_args, data_args, args, build_profile(model_args))
+        apply_defaults(args, build_encoder(model_args), trains=args.do_train)
     else:
         args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
         args.dataloader_drop_last = False
@@ -421,7 +426,7 @@ def test_a_teacher_stands_for_four_options(options_after, encoder_dir, teacher, 
     assert options_after(*words, names=expected) == expected
     args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, teacher=str(teacher), **given)
     profile = resolve_profile(encoder_dir)
-    apply_defaults(args, profile, str(encoder_dir))
+    apply_defaults(args, starting_at(profile, str(encoder_dir)))
     estimator = estimator_of_run(args, profile)
     assert isinstance(estimator, TrainedModelEstimator) and estimator.model_name_or_path == str(teacher)
     assert (args.loss, args.distill_weight) == (expected["loss"], expected["distill_weight"])
@@ -502,7 +507,7 @@ def test_the_shell_python_and_a_recipe_make_the_same_plan(encoder_dir, kind, opt
 
     def parsed(words):
         model_args, data_args, args = parse(OF_A_RUN, [*words, *as_argv(fixed)])
-        complete_options(model_args, data_args, args, build_profile(model_args))
+        apply_defaults(args, build_encoder(model_args), trains=args.do_train)
         return trained(args, [estimator_of_run(args, profile)])
 
     python = trained(SoftInfoNCETrainingArguments(**options, **fixed))

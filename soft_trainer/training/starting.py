@@ -1,0 +1,193 @@
+"""The encoder that a training starts from. Its profile and size are known at once; its weights are loaded later.
+
+The trainer checks rows and settings against the profile and the size, so that a mistake shows before weights load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from itertools import chain
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from soft_trainer.data.split import Split
+from soft_trainer.data.tokens import SIDES, column_texts, text_column
+from soft_trainer.encoders.adapters import add_lora, has_adapter, import_peft
+from soft_trainer.encoders.hub_files import base_of, published_name, reading, reading_base, saved_adapter
+from soft_trainer.encoders.loading import given_encoder, load_config, load_model, load_tokenizer
+from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, resolve_profile
+from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_model
+from soft_trainer.errors import UserError
+from soft_trainer.fingerprints import model_fingerprint, rows_fingerprint
+from soft_trainer.training.run_fingerprint import STARTING_WEIGHTS, content_of
+
+NO_ADAPTER = (
+    "merge_lora: the encoder has no adapter to merge; set lora_r, for example to 16 (in Python, add one with "
+    "model.add_adapter)"
+)
+
+
+class StartingEncoder:
+    """An encoder in memory, as a user passes it to the trainer.
+
+    Attributes:
+        profile: how it encodes texts.
+        name: the folder or Hub name that it came from, or None.
+        label: a short name for folders and tables.
+        revision: the revision of `name` on the Hub.
+        from_scratch: the size of an encoder that starts with random weights, or None.
+        adapter: whether an adapter is trained instead of all weights.
+        trust_remote_code: whether code that comes with it may run.
+    """
+
+    model: PreTrainedModel | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    revision: str | None = None
+    from_scratch: str | None = None
+    trust_remote_code = False
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, profile: EncoderProfile):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.profile = profile
+        self.name = model.config._name_or_path or None
+        self.label = short_name(self.name)
+        self.adapter = has_adapter(model)
+
+    @property
+    def size(self) -> int:
+        """The number of dimensions of an embedding."""
+        return self.profile.truncate_dim or self.model.config.hidden_size
+
+    def check(self, merge: bool) -> None:
+        """Raises UserError if there is no adapter for the option `merge_lora`, before weights are loaded."""
+        if merge and not self.adapter:
+            raise UserError(NO_ADAPTER)
+
+    def fingerprint(self) -> dict[str, object]:
+        """Returns what tells this encoder from others, if no option does."""
+        return {STARTING_WEIGHTS: model_fingerprint(self.model, dict(self.model.named_parameters()))}
+
+    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Returns the model and its tokenizer."""
+        return self.model, self.tokenizer
+
+
+class PretrainedEncoder(StartingEncoder):
+    """An encoder in a folder or on the Hub.
+
+    Args:
+        lora: options `lora_r` and so on of a new adapter, or None.
+        loading: `attn_implementation`, `dtype` and `compare` of `load_model`.
+    """
+
+    def __init__(
+        self,
+        name: str | Path,
+        profile: EncoderProfile | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        lora=None,
+        **loading,
+    ):
+        self.profile = profile or resolve_profile(name, revision=revision)
+        self.name = str(name)
+        self.label = short_name(self.name)
+        self.revision = revision
+        self.trust_remote_code = trust_remote_code
+        self.tokenizer = tokenizer
+        self.lora = lora
+        self.loading = {"compare": profile is None} | loading
+        self.saved_adapter = saved_adapter(name, revision)
+        self.adapter = bool(lora or self.saved_adapter)
+
+    @property
+    def config(self):
+        """The configuration of the encoder or, if it is an adapter, of its base."""
+        base = base_of(self.name, self.revision)
+        with nullcontext() if base[0] == self.name else reading_base(self.name), reading(*base):
+            return load_config(*base, self.trust_remote_code)
+
+    @property
+    def size(self) -> int:
+        return self.profile.truncate_dim or self.config.hidden_size
+
+    def check(self, merge: bool) -> None:
+        """Raises UserError if a new adapter does not fit, too."""
+        super().check(merge)
+        if self.lora is not None:
+            import_peft()
+            if self.saved_adapter:
+                raise UserError(
+                    f"lora_r: {self.name} is already an adapter; training continues from it, so drop the LoRA options"
+                )
+
+    def fingerprint(self) -> dict[str, object]:
+        return {"model_name_or_path": content_of("encoder", self.name), "model_revision": self.revision}
+
+    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        source = self.revision, self.trust_remote_code
+        tokenizer = self.tokenizer or load_tokenizer(self.name, self.profile, *source)
+        check_lengths(self.config.to_dict(), self.profile)
+        model = load_model(self.name, self.profile, *source, **self.loading)
+        if self.lora is not None:
+            add_lora(model, self.lora, self.revision)
+        return model, tokenizer
+
+
+class EncoderFromScratch(StartingEncoder):
+    """A small RoBERTa with random weights, whose tokenizer is trained on the training rows.
+
+    Args:
+        size: HIDDENxLAYERS.
+    """
+
+    name = None
+    adapter = False
+    rows: Split  # the training rows; they are loaded after the profile is known
+
+    def __init__(self, size: str, profile: EncoderProfile, vocabulary_size: int, label: str):
+        self.from_scratch = size
+        self.profile = profile
+        self.vocabulary_size = vocabulary_size
+        self.label = label
+
+    @property
+    def size(self) -> int:
+        return parse_size(self.from_scratch)[0]
+
+    def fingerprint(self) -> dict[str, object]:
+        return {}
+
+    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        pairs = self.rows.to_pairs()
+        columns = [text_column(pairs, getattr(self.profile, f"{side}_columns"), side) for side in SIDES]
+        texts = chain.from_iterable(column_texts(pairs, column) for column in columns)
+        ends = parse_size(self.from_scratch)[1] > 0
+        made_from = rows_fingerprint(pairs, columns)
+        tokenizer = kept_tokenizer(texts, made_from, self.profile, self.vocabulary_size, ends)
+        return random_model(self.from_scratch, tokenizer, self.profile), tokenizer
+
+
+def short_name(name: str | None) -> str:
+    """Returns a short name of an encoder for folders and tables, such as `unixcoder-base`."""
+    return "scratch" if name is None else published_name(name).rsplit("/", 1)[-1]
+
+
+def starting_encoder(model, tokenizer=None, profile: EncoderProfile | Mapping | None = None) -> StartingEncoder:
+    """Returns the encoder that a user passes to the trainer: a model, an `Encoder`, a folder or a name on the Hub.
+
+    Args:
+        tokenizer, profile: see `given_encoder`.
+    """
+    if isinstance(model, StartingEncoder):
+        return model
+    if isinstance(model, str | Path):
+        compare = profile is None or isinstance(profile, Mapping)
+        if compare:
+            profile = resolve_profile(model).changed(profile or {})
+        return PretrainedEncoder(model, profile, tokenizer, compare=compare)
+    return StartingEncoder(*given_encoder(model, tokenizer, profile))
