@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from soft_trainer.errors import UserError
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -110,6 +112,23 @@ def from_main(value):
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def on_main(decide: Callable):
+    """Calls a function on the main process. All processes return its result, or raise the UserError that it raised.
+
+    The result must be small and picklable.
+    """
+    result = problem = None
+    if rank_and_world_size()[0] == 0:
+        try:
+            result = decide()
+        except UserError as error:
+            problem = str(error)
+    result, problem = from_main((result, problem))
+    if problem is not None:
+        raise UserError(problem)
+    return result
 
 
 def any_process(flag: bool) -> bool:

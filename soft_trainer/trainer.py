@@ -26,6 +26,7 @@ import dataclasses
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from datasets import Dataset
@@ -71,19 +72,24 @@ from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_c
 from soft_trainer.estimators.registry import estimator_of_run
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, by_corpus, mean_over_sets, rank_corpus
 from soft_trainer.options.defaults import apply_defaults, default_output_dir
-from soft_trainer.options.resolve import Plan, resolve
+from soft_trainer.options.resolve import Plan
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
-from soft_trainer.training import checkpoints, interruption, preflight, reporting
+from soft_trainer.training import interruption, preflight, reporting
 from soft_trainer.training.batches import Batch, TrainBatches
-from soft_trainer.training.checkpoints import last_checkpoint
 from soft_trainer.training.collator import PairCollator, pieces_of
 from soft_trainer.training.finite import OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
 from soft_trainer.training.ongoing import Training
-from soft_trainer.training.output_folder import OutputFolder, RemoveEarlierCheckpoints
+from soft_trainer.training.output_folder import (
+    OutputFolder,
+    check_named,
+    compared,
+    remove_rolling,
+    warn_of_changes,
+)
 from soft_trainer.training.prepared_rows import prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
 from soft_trainer.training.run_fingerprint import (
@@ -166,40 +172,41 @@ class SoftInfoNCETrainer(SavingTrainer):
     ):
         starting = preflight.first_encoder(model, processing_class, encoder, kwargs)
         args = args or SoftInfoNCETrainingArguments()
-        ours = isinstance(args, SoftInfoNCETrainingArguments)
-        if ours:
-            # Another trainer with the same arguments must not get the defaults of this encoder.
-            args = copy.copy(args)
-        trains = train_dataset is not None
         self.columns = ColumnNames(query_column, code_column, id_column, negatives_column)
+        self.encoder = starting.profile
+        self.train_split = split = training_split(train_dataset, "train_dataset", self.columns, self.encoder)
+        eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
         callbacks = with_estimators(callbacks)
         callback = find_estimator_callback(callbacks)
-        if ours:
-            apply_defaults(args, starting, estimator=callback and callback.estimator, trains=trains)
-            if callback is None and trains:
-                chosen = estimator_of_run(args, starting.profile, starting.trust_remote_code)
+        if isinstance(args, SoftInfoNCETrainingArguments):
+            # Another trainer with the same arguments must not get the defaults of this encoder.
+            args = copy.copy(args)
+            apply_defaults(args, starting, callback and callback.estimator, split is not None, split)
+            if callback is None and split is not None:
+                chosen = estimator_of_run(args, self.encoder, starting.trust_remote_code, split)
                 if chosen is not None:
                     callbacks += with_estimators([chosen])
                     callback = find_estimator_callback(callbacks)
         args.output_dir = args.output_dir or default_output_dir(args, starting.label, about)
         if getattr(args, "early_stopping_patience", None):
             callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-        split = training_split(train_dataset, "train_dataset", self.columns, starting.profile)
-        eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
-        if callback is not None and isinstance(callback.estimator, Estimator):
-            callback.estimator.bind(Encoder(starting.model, starting.tokenizer, starting.profile))
+        estimator = callback and callback.estimator
+        if isinstance(estimator, Estimator):
+            estimator.bind(Encoder(starting.model, starting.tokenizer, self.encoder))
         # Everything that can be checked is checked before the weights are loaded.
-        plan = resolve(args, callback and callback.estimator)
-        preflight.check_starting(starting, callback and callback.estimator, getattr(args, "merge_lora", False))
-        checked = args, callback and callback.estimator, split, eval_dataset
-        preflight.check_plan(plan, starting.profile, lambda: starting.size, *checked, "compute_metrics" in kwargs)
-        checkpoints.check_named(args.resume_from_checkpoint)
+        starting.check(getattr(args, "merge_lora", False), estimator)
+        own_metrics = "compute_metrics" in kwargs
+        plan = preflight.make_plan(
+            args, estimator, self.encoder, lambda: starting.size, split, eval_dataset, own_metrics
+        )
+        check_named(args.resume_from_checkpoint)
         set_seed(args.seed)
         with args.main_process_first(desc="loading the encoder"):
             first, processing_class = starting.load()
         add_padding_token(processing_class)
-        preflight.complete_launch(args, first, starting.profile)
-        self.folder = OutputFolder(args.output_dir, trains, getattr(args, "overwrite", False))
+        preflight.complete_launch(args, first, self.encoder)
+        refuses = split is None or getattr(args, "from_command_line", False)
+        self.folder = OutputFolder(args.output_dir, split is not None, getattr(args, "overwrite", False), refuses)
         super().__init__(
             None if "model_init" in kwargs else first,
             args,
@@ -212,7 +219,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         )
         self.starting = starting
         self._content_before: dict[str, object] = {}
-        if getattr(args, "report", False):
+        if getattr(args, "report", False) and not options:
             self._content_before = starting.fingerprint()
         self.measured = measured
         if measured is None and eval_dataset is not None:
@@ -220,14 +227,11 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.followed = followed
         self.about = dict(about or {})
         self.options = tuple(options)
-        self.add_callback(RemoveEarlierCheckpoints(self.folder))
         self.passes = Passes()
         self._passes_of = None  # the model and the settings that `passes` is about
         self._parameters: int | None = None  # counted once, because this takes 5 ms
-        self.train_split = split
         self.codebase = codebase
         self.estimator_callback = callback
-        self.encoder = starting.profile
         prepare_tokenizer(processing_class, self.encoder)
         self._collates = data_collator is None
         self.ongoing = Training(self.train_dataset)
@@ -236,7 +240,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.run_fingerprint = {}
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
-        self.add_callback(checkpoints.ResumedState(lambda: self.ongoing.checkpoint))
+        self.add_callback(self.folder)
         self._overflows: OverflowCounter | None = None
         if self.accelerator.scaler:
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
@@ -285,10 +289,17 @@ class SoftInfoNCETrainer(SavingTrainer):
         if not self.args.auto_find_batch_size:  # otherwise, `Trainer` may have found a smaller one
             self._train_batch_size = self.args.train_batch_size
         if self._settings() != self._resolved:
-            self.plan = resolve(self.args, self.estimator, self._train_batch_size)
+            self.plan = preflight.make_plan(
+                self.args,
+                self.estimator,
+                self.encoder,
+                lambda: dimensions(self.model, self.encoder),
+                self.train_split,
+                self.eval_dataset,
+                self.compute_metrics is not None,
+                self._train_batch_size,
+            )
             self._use_plan()
-            checked = self.args, self.estimator, self.train_split, self.eval_dataset, self.compute_metrics is not None
-            preflight.check_plan(self.plan, self.encoder, lambda: dimensions(self.model, self.encoder), *checked)
             self._resolved = self._settings()
 
     def _settings(self) -> tuple:
@@ -328,11 +339,9 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self._passes_of == (model, packing, reason):
             return
         self._passes_of = (model, packing, reason)
-        passes = None
+        decided = model, self.encoder, self.args.device, self.precision, packing, reason
         # With FSDP, the other processes may not have the weights yet.
-        if distributed.rank_and_world_size()[0] == 0:
-            passes = decide_passes(model, self.encoder, self.args.device, self.precision, packing, reason)
-        self.passes = distributed.from_main(passes)
+        self.passes = distributed.on_main(lambda: decide_passes(*decided))
         preflight.check_packing(packing, self.passes)
 
     def running(self) -> contextlib.AbstractContextManager:
@@ -553,12 +562,13 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     # ---- Before the first step, and after the last ----
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+    def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, **kwargs):
         """Prints a summary of the settings, then trains the encoder.
 
         Args:
             resume_from_checkpoint: the folder of a checkpoint, or "last" or True for the newest complete checkpoint
                 in `output_dir`. By default, `args.resume_from_checkpoint`.
+            trial, kwargs: the other arguments of `Trainer.train`.
 
         Raises:
             UserError: the settings and the data are incompatible, or the checkpoint is from another run.
@@ -568,36 +578,39 @@ class SoftInfoNCETrainer(SavingTrainer):
                 twice. The message says how to continue.
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
-        if resume_from_checkpoint is None:
-            resume_from_checkpoint = self.args.resume_from_checkpoint
+        reports = getattr(self.args, "report", False) and trial is None
         with interruption.explaining_interruption(self.args, lambda: self.state.global_step):
-            if not getattr(self.args, "report", False) or kwargs.get("trial") is not None:
-                self.report = None
-                return self._train(last_checkpoint(resume_from_checkpoint, self.args.output_dir), *args, **kwargs)
-            preflight.check_start(self.estimator, self.train_dataset, None, self.state.global_step)
-            if self.measured is None:
+            if self.train_split is None:
+                raise UserError("train_dataset is missing: pass the training rows")
+            if reports and self.measured is None:
                 raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
             with self.opened(resume_from_checkpoint) as folder:
                 if folder.done:
                     return self._already_done()
-                if self.report is None or folder.checkpoint is None or self.state.global_step == 0:
+                if not reports:
+                    self.report = None
+                elif self.report is None or folder.checkpoint is None or self.state.global_step == 0:
                     warn_of_overlap(self.measured, self.train_split)
                     self.report = Measurements(self)
-                output = self._train(folder.checkpoint or False, *args, **kwargs)
-                folder.save_encoder(self)
-                self.report.measure("trained", self.args.lexical)
-                self.report.finish()
+                output = self._train(folder.checkpoint, trial, **kwargs)
+                if reports:
+                    folder.save_encoder(self)
+                    self.report.measure("trained", self.args.lexical)
+                    self.report.finish()
         return output
 
-    def opened(self, resume_from_checkpoint: str | bool | None = None) -> OutputFolder:
-        """Opens the output folder for this run (see `OutputFolder.open`). `with` closes it.
+    def opened(
+        self, resume_from_checkpoint: str | bool | None = None
+    ) -> contextlib.AbstractContextManager[OutputFolder]:
+        """Opens the output folder for this run during a `with` block; see `OutputFolder.opened`.
 
         `train` and `measure` open it themselves. A script that writes other files to it opens it around both.
         """
         self._bind_estimator()
         self.resolve()
         resume = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        return self.folder.open(self.fingerprint, resume, (*self.options, self.args))
+        self.folder.path = Path(self.args.output_dir)
+        return self.folder.opened(self.fingerprint, resume, (*self.options, self.args))
 
     def measure(self, system: str = "untrained", finish=Measurements.finish) -> Measurements:
         """Ranks the measured sets without training, and writes ranks and results to the output folder.
@@ -607,7 +620,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             finish: what to do with the measurements while the folder is open. By default, writes and prints them.
         """
         with interruption.explaining_interruption(self.args, lambda: 0), self.opened():
-            self.run_fingerprint = checkpoints.compared(self.fingerprint, None)
+            self.run_fingerprint = compared(self.fingerprint, None)
             self.report = Measurements(self)
             if self.starting.name:
                 warn_of_trained_pairs(self.measured, self.starting.name, self.encoder)
@@ -622,20 +635,20 @@ class SoftInfoNCETrainer(SavingTrainer):
         print_on_main(f"{self.args.output_dir}: already done; overwrite=true trains again")
         return TrainOutput(0, 0.0, {})
 
-    def _train(self, checkpoint: str | None, *args, **kwargs) -> TrainOutput:
+    def _train(self, checkpoint: str | None, trial, **kwargs) -> TrainOutput:
         """Trains, from a checkpoint if there is one."""
         if checkpoint:
             print_on_main(f"Resuming from {checkpoint}")
-        self.ongoing = Training(self.train_dataset, checkpoint or None)
+        self.ongoing = Training(self.train_dataset, checkpoint)
         try:
             with self.ongoing.contexts:
-                output = super().train(checkpoint, *args, **kwargs)
+                output = super().train(checkpoint, trial, **kwargs)
             if self.ongoing.stopping.signal:
                 self._stop()
         finally:
             self.ongoing = Training(self.train_dataset)
         if self.args.should_save:
-            checkpoints.remove_rolling(self.args.output_dir)
+            remove_rolling(self.args.output_dir)
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _stop(self) -> None:
@@ -656,9 +669,11 @@ class SoftInfoNCETrainer(SavingTrainer):
         `Trainer.train` always calls this method after the model exists and before a checkpoint is loaded.
         """
         super()._hp_search_setup(trial)
-        self._prepare_training(trial)
+        if trial is not None and getattr(self.args, "origins", None) is not None:
+            self.args.origins |= dict.fromkeys(getattr(trial, "params", trial), "trial")
+        self._prepare_training()
 
-    def _prepare_training(self, trial=None) -> None:
+    def _prepare_training(self) -> None:
         """Checks the settings, compares them with the checkpoint to resume from, if any, and prepares the rows.
 
         With `report`, also measures the encoder before training.
@@ -671,10 +686,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.resolve()
         self.ongoing.contexts.enter_context(self.running())
         checkpoint = self.ongoing.checkpoint
-        preflight.check_start(self.estimator, self.train_dataset, checkpoint, self.state.global_step)
+        preflight.check_estimator(self.estimator, checkpoint, self.state.global_step)
         self._merging.keep(resumed=checkpoint is not None and self.state.global_step > 0)
         # Compare before preparing the rows, which may take hours, and again once the estimator has loaded its encoder.
-        self.run_fingerprint = checkpoints.compared(self.fingerprint, checkpoint)
+        self.run_fingerprint = compared(self.fingerprint, checkpoint)
         preflight.check_evaluated(self.args, self.eval_dataset, bool(self.early_stops))
         loss = reporting.loss_table(self.plan, self.estimator)
         kind = self.accelerator.distributed_type.value
@@ -684,8 +699,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.prepare_rows()
         fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
         preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
-        self.run_fingerprint = checkpoints.compared(lambda: self.run_fingerprint | fitted, checkpoint)
-        checkpoints.warn_of_changes(self.run_fingerprint, checkpoint)
+        self.run_fingerprint = compared(lambda: self.run_fingerprint | fitted, checkpoint)
+        warn_of_changes(self.run_fingerprint, checkpoint)
         if self.report is not None and not self.report.ranks_before:
             self.report.measure("untrained")
 
@@ -703,8 +718,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Returns the run fingerprint without the content of an encoder that the estimator loads during fitting."""
         metrics_choose = self.metrics_choose
         found = run_fingerprint(*self.options, self.args, metrics_choose=metrics_choose)
-        if not self.options:
-            found |= self._content_before
+        found |= self._content_before
         if self.train_split is not None:
             found |= {TRAINING_ROWS: self.train_split.fingerprint(), "do_train": True}
         if self.measured is not None:

@@ -19,8 +19,9 @@ from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder
 from soft_trainer.errors import UserError
+from soft_trainer.options.conditions import reads_estimator
 from soft_trainer.options.fields import TEACHER_WEIGHT
-from soft_trainer.options.option_spec import changed_options
+from soft_trainer.options.option_spec import ENCODER, changed_options
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.references import import_reference
 from soft_trainer.terminal import print_on_main
@@ -59,7 +60,6 @@ TITLES = {
     "scratch": "an encoder from scratch",
     "pretrained": "a pretrained encoder",
 }
-ENCODER = "encoder"  # the origin of a default. The others are "recipe", "you", and "you, by NAME" for a consequence
 LARGE_BATCH = 256
 OF_WEIGHTING = ("alpha", "beta", "floor", "margin")  # each is read by one of the weightings
 
@@ -106,7 +106,9 @@ def encoder_kind(profile: EncoderProfile, model: str | None, revision: str | Non
     return "pretrained"
 
 
-def apply_defaults(args: SoftInfoNCETrainingArguments, starting, estimator=None, trains: bool = True) -> None:
+def apply_defaults(
+    args: SoftInfoNCETrainingArguments, starting, estimator=None, trains: bool = True, split=None
+) -> None:
     """Sets the options whose defaults depend on the encoder or on other options, and prints what it chose.
 
     Options that the user set keep their values. `args.origins` stores who chose each value, and marks the arguments as
@@ -116,6 +118,7 @@ def apply_defaults(args: SoftInfoNCETrainingArguments, starting, estimator=None,
         starting: the encoder to train (`training/starting.py`).
         estimator: the estimator passed to a trainer in Python, or None.
         trains: False for a run that only evaluates, which needs no defaults but the precision.
+        split: the training rows, if known.
 
     Raises:
         UserError: the options set both a teacher and another estimator.
@@ -145,9 +148,12 @@ def apply_defaults(args: SoftInfoNCETrainingArguments, starting, estimator=None,
     choice.defaults(schedule | METHODS[kind])
     _choose_teacher(choice, kind, profile.teacher, estimator)
     _adapt(choice, kind, estimator)
+    hidden = ["dataloader_drop_last"]
+    if not reads_estimator(args, split):
+        hidden.append("estimator")
     shown = []
     for name, origin in args.origins.items():
-        if origin == ENCODER and getattr(args, name) != getattr(type(args), name) and name != "dataloader_drop_last":
+        if origin == ENCODER and getattr(args, name) != getattr(type(args), name) and name not in hidden:
             shown.append(f"{name}={getattr(args, name)}")
     if shown:
         print_on_main(f"Defaults for {title}: {', '.join(shown)}")

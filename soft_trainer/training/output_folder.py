@@ -1,8 +1,9 @@
-"""The folder that a run writes to: decides whether the run starts, continues or is done, and replaces its files.
+"""The folder that a run writes to: whether the run starts, continues or is done, its checkpoints, what it replaces.
 
-A finished run is not repeated, and an interrupted run continues. A folder with any other file that the run would
-overwrite is refused unless `overwrite` is set. When a run ends, it lists the files that it wrote in `run.json`, and
-`push`, `compare` and `report` read only listed files.
+A run from the shell does not repeat a finished run, and continues an interrupted one. It refuses a folder with any
+other file that it would overwrite, unless `overwrite` is set. A trainer in Python overwrites, as `transformers` does.
+When a run ends, it lists the files that it wrote in `run.json`, and `push`, `compare` and `report` read only listed
+files. A checkpoint is complete once `complete.json` has the sizes of its files.
 """
 
 from __future__ import annotations
@@ -10,24 +11,28 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
 from soft_trainer import distributed
 from soft_trainer.data.trained_rows import write_trained_rows
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
     CARD,
+    CHECKPOINTS,
     DEPENDS_ON,
     LISTED,
     PREVIOUS_CARD,
     RECORD,
     RECORD_FORMAT,
     RESULT_FILES,
+    ROLLING,
     TRAINING_FILES,
     UNMERGED,
     WEIGHT_FILES,
@@ -42,11 +47,26 @@ from soft_trainer.files import (
 from soft_trainer.fingerprints import file_fingerprint, plain_settings
 from soft_trainer.options.option_spec import references
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.checkpoints import MARKER, UNFINISHED, last_checkpoint, newest_complete
-from soft_trainer.training.run_fingerprint import FOLDER, KINDS, changes, may_differ, option_values
+from soft_trainer.training.run_fingerprint import (
+    FOLDER,
+    KINDS,
+    LENGTHS,
+    RESUME,
+    changes,
+    may_differ,
+    option_values,
+    own_names,
+    shortened,
+)
 
 ASIDE = ".encoder"  # the subfolder of a new encoder until it replaces the encoder of an earlier run
+MARKER = "complete.json"
+UNFINISHED = "unfinished"  # a file in a checkpoint that is being written
 NEW, STOPPED, DONE, OTHER = "new", "stopped", "done", "other"
+NO, NEWEST = ("none", "false", "no"), ("true", "last", "yes")  # values of `resume_from_checkpoint`
+
+
+# ---- The run in a folder ----
 
 
 @dataclass(frozen=True)
@@ -77,11 +97,10 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
     unended = False
     if (folder / RECORD).is_file():
         lines = [f"its {RECORD} was not written by a training run"]
-        with suppress(UserError):  # damaged
-            record = read_json(folder / RECORD)
-            if DEPENDS_ON in record:
-                lines = changes(record[DEPENDS_ON], fingerprint, may_change)
-                unended = not lines and LISTED not in record  # the list is written last
+        record = record_of(folder)
+        if DEPENDS_ON in record:
+            lines = changes(record[DEPENDS_ON], fingerprint, may_change)
+            unended = not lines and LISTED not in record  # the list is written last
         whole = not fingerprint.get("do_train") or files_matching(folder, WEIGHT_FILES)
         if not lines and whole and not unended:
             return State(DONE)
@@ -132,36 +151,44 @@ def lock_file(file) -> bool:
     return True
 
 
-class OutputFolder:
-    """A run's output folder.
+class OutputFolder(TrainerCallback):
+    """A run's output folder, and the callback that makes it ready when training begins.
 
     Args:
         path: the folder.
         trains: True if the run trains, False if it only evaluates.
         overwrite: whether to replace the files of an earlier run.
+        refuses: whether to refuse the files of another run, and not to repeat a finished one.
 
     Attributes:
         done: True if an earlier process has finished this run.
         checkpoint: the checkpoint to continue from, or None.
     """
 
-    def __init__(self, path: str | Path, trains: bool = True, overwrite: bool = False):
+    def __init__(self, path: str | Path, trains: bool = True, overwrite: bool = False, refuses: bool = True):
         self.path = Path(path)
         self.trains = trains
         self.overwrite = overwrite
+        self.refuses = refuses
         self.done = False
         self.checkpoint: str | None = None
         self._decided = False
-        self._entered = 0  # how many `with` blocks have it open
         self._lock: int | None = None
-        # The folders that this run creates, deepest first.
-        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        self._is_open = False
+        self._cleaned = False
+        self._made: list[Path] = []  # the folders that this run creates, deepest first
+        if refuses:
+            self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
 
-    def open(self, fingerprint: Callable[[], Mapping], resume: str | bool | None, options: Sequence) -> OutputFolder:
-        """Locks the folder, and decides whether the run starts, continues or is done. `with` unlocks it.
+    @contextmanager
+    def opened(
+        self, fingerprint: Callable[[], Mapping], resume: str | bool | None, options: Sequence
+    ) -> Iterator[OutputFolder]:
+        """Decides whether the run starts, continues or is done, and locks the folder during the `with` block.
 
-        The main process decides before anything is written, and tells the others. A trainer that has opened its
-        folder before only locks it again, because the files in it are its own.
+        The main process decides before anything is written, and tells the others. If the folder is open already, this
+        has no effect. A trainer that had opened it before only locks it again, because the files in it are its own.
+        At the end, a folder that this run created but wrote nothing to is removed.
 
         Args:
             fingerprint: computes the run fingerprint.
@@ -172,54 +199,49 @@ class OutputFolder:
             UserError: the run would overwrite files that it did not write, it reads its encoder or rows from the
                 folder, or another run is using the folder.
         """
-        if self._entered:
-            return self
-        problem = None
-        if distributed.rank_and_world_size()[0] == 0:
-            try:
-                self._open(fingerprint, resume, options)
-            except UserError as error:
-                self.close()
-                problem = str(error)
-        problem, self.done, self.checkpoint = distributed.from_main((problem, self.done, self.checkpoint))
-        if problem is not None:
-            raise UserError(problem)
-        self._decided = True
-        return self
-
-    def _open(self, fingerprint: Callable[[], Mapping], resume: str | bool | None, options: Sequence) -> None:
-        """Locks the folder and decides. Raises UserError like `open`."""
-        with reporting_disk_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = lock(self.path)
-        if self._lock is None:
-            raise UserError(f"output_dir={self.path}: in use by another run; wait, or set another output_dir")
-        if self._decided:
-            self.checkpoint = last_checkpoint(resume, self.path)
-        elif self.trains:
-            check_apart(self.path, options)
-            shutil.rmtree(self.path / ASIDE, ignore_errors=True)  # left by a run that was killed
-            self._decide(state_of(self.path, plain_settings(fingerprint())), resume)
-        else:
-            if record_of(self.path).get(DEPENDS_ON, {}).get("do_train"):
-                raise UserError(
-                    f"output_dir={self.path}: contains the results of a training run; set another output_dir"
-                )
-            if not self.overwrite and state_of(self.path, plain_settings(fingerprint())).name != DONE:
-                check_free(self.path, RESULT_FILES)
-
-    def _decide(self, state: State, resume: str | bool | None) -> None:
-        """Decides whether a training starts, continues or is done. Raises UserError like `open`."""
-        if state.name == DONE and not self.overwrite:
-            self.done = True
+        if self._is_open:
+            yield self
             return
+        self._is_open = True
+        try:
+            self.done, self.checkpoint = distributed.on_main(lambda: self._decide(fingerprint, resume, options))
+            self._decided = True
+            yield self
+        finally:
+            self._is_open = False
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
+            for path in self._made:
+                with suppress(OSError):
+                    path.rmdir()
+
+    def _decide(
+        self, fingerprint: Callable[[], Mapping], resume: str | bool | None, options: Sequence
+    ) -> tuple[bool, str | None]:
+        """Returns whether the run is done, and the checkpoint to continue from. Raises UserError like `opened`."""
+        if self.refuses:
+            with reporting_disk_errors(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = lock(self.path)
+            if self._lock is None:
+                raise UserError(f"output_dir={self.path}: in use by another run; wait, or set another output_dir")
+        if self._decided or not self.refuses:
+            return self.done, last_checkpoint(resume, self.path)
+        if not self.trains:
+            self._check_evaluation(fingerprint)
+            return False, None
+        check_apart(self.path, options)
+        shutil.rmtree(self.path / ASIDE, ignore_errors=True)  # left by a run that was killed
+        state = state_of(self.path, plain_settings(fingerprint()))
+        if state.name == DONE and not self.overwrite:
+            return True, None
         checkpoint = last_checkpoint(resume, self.path)
-        within = checkpoint is not None and Path(checkpoint).resolve().is_relative_to(self.path.resolve())
-        if within:  # the trainer compares the run with the checkpoint
-            self.overwrite = False
+        if checkpoint is not None and Path(checkpoint).resolve().is_relative_to(self.path.resolve()):
+            self.overwrite = False  # the trainer compares the run with the checkpoint
         elif state.name == OTHER and not self.overwrite:
             remedy = "set another output_dir, or overwrite=true"
-            if all(line.startswith(("num_train_epochs was", "max_steps was")) for line in state.changes):
+            if all(line.startswith(tuple(f"{name} was" for name in LENGTHS)) for line in state.changes):
                 remedy = f"to train for longer, resume_from_checkpoint=last; otherwise, {remedy}"
             raise UserError(
                 f"output_dir={self.path}: contains another run or unrelated files ({'; '.join(state.changes[:3])}): "
@@ -228,25 +250,38 @@ class OutputFolder:
         elif checkpoint is None and state.name == STOPPED and not self.overwrite:
             checkpoint = state.checkpoint
             print_on_main(f"Continuing from {checkpoint}; overwrite=true starts from the beginning")
-        self.checkpoint = checkpoint
+        return False, checkpoint
 
-    def __enter__(self) -> OutputFolder:
-        self._entered += 1
-        return self
+    def _check_evaluation(self, fingerprint: Callable[[], Mapping]) -> None:
+        """Raises UserError if an evaluation would replace the record of a training, or another's results."""
+        if record_of(self.path).get(DEPENDS_ON, {}).get("do_train"):
+            raise UserError(f"output_dir={self.path}: contains the results of a training run; set another output_dir")
+        if not self.overwrite and state_of(self.path, plain_settings(fingerprint())).name != DONE:
+            check_free(self.path, RESULT_FILES)
 
-    def __exit__(self, *error) -> None:
-        self._entered -= 1
-        if not self._entered:
-            self.close()
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Updates the best checkpoint's path. Raises UserError if training would end before the resumed step."""
+        if state.global_step > state.max_steps:
+            raise UserError(
+                f"{self.checkpoint} is at step {state.global_step}, but this training ends at step "
+                f"{state.max_steps}; increase num_train_epochs or max_steps"
+            )
+        if self.checkpoint and state.best_global_step:
+            folder = Path(self.checkpoint).parent
+            if folder.name == ROLLING:
+                folder = folder.parent
+            best = folder / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+            if best.is_dir():
+                state.best_model_checkpoint = str(best)
 
-    def close(self) -> None:
-        """Unlocks the folder. Removes the folder if this run created it but wrote nothing to it."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-        for path in self._made:
-            with suppress(OSError):
-                path.rmdir()
+    def on_step_begin(self, args, state, control, **kwargs):
+        """Before the first step, removes unfinished checkpoints and, with `overwrite`, those of an earlier run."""
+        if self._cleaned or not self.refuses or not state.is_world_process_zero:
+            return
+        self._cleaned = True
+        for path in checkpoints_in(self.path):
+            if self.overwrite or (path / UNFINISHED).exists():
+                shutil.rmtree(path, ignore_errors=True)
 
     def save_encoder(self, trainer) -> None:
         """Saves the trained encoder, and replaces the files of an earlier run. Every process calls this method."""
@@ -279,23 +314,6 @@ class OutputFolder:
             (self.path / name).unlink()
 
 
-class RemoveEarlierCheckpoints(TrainerCallback):
-    """A callback that removes unfinished checkpoints and, with `overwrite`, an earlier run's checkpoints."""
-
-    def __init__(self, folder: OutputFolder):
-        self._folder = folder
-        self._removed = False
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        """Removes the checkpoints before the first step, on the main process."""
-        if self._removed or not state.is_world_process_zero:
-            return
-        self._removed = True
-        for path in checkpoints_in(self._folder.path):
-            if self._folder.overwrite or (path / UNFINISHED).exists():
-                shutil.rmtree(path, ignore_errors=True)
-
-
 def check_apart(output_dir: str | Path, options: Sequence) -> None:
     """Raises UserError if an option refers to an encoder or rows in the output folder, which the run may replace."""
     output = Path(output_dir).resolve()
@@ -306,3 +324,180 @@ def check_apart(output_dir: str | Path, options: Sequence) -> None:
                     f"{reference.option}={value} is inside output_dir={output_dir}, so the run might replace it; set "
                     "another output_dir"
                 )
+
+
+# ---- Complete checkpoints ----
+
+
+@contextmanager
+def saving_checkpoint(folder: str | Path) -> Iterator[None]:
+    """A context manager for writing a checkpoint's folder. If an error occurs, the folder is removed.
+
+    Disk errors become a UserError. The folder contains a file UNFINISHED until `mark_complete` is called, so that a
+    checkpoint left by a killed process is ignored.
+    """
+    folder = Path(folder)
+    try:
+        with reporting_disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / UNFINISHED).touch()
+            (folder / MARKER).unlink(missing_ok=True)
+            yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def mark_complete(
+    folder: str | Path, fingerprint: Mapping, weights_only: bool = False, losses: float | None = None
+) -> None:
+    """Marks a checkpoint as complete by writing `complete.json`: the time, the run fingerprint and all file sizes.
+
+    Args:
+        weights_only: True if the checkpoint lacks the optimizer's state, so that training cannot resume from it.
+        losses: the sum of the losses of all steps so far.
+
+    Raises:
+        UserError: the file cannot be written. In that case, the checkpoint is removed.
+    """
+    folder = Path(folder)
+    with saving_checkpoint(folder):
+        sizes = {}
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.name != UNFINISHED:
+                sizes[str(path.relative_to(folder))] = path.stat().st_size
+        marker = {"written": time.time(), "weights only": weights_only, "losses": losses}
+        write_json(folder / MARKER, marker | {DEPENDS_ON: fingerprint, "sizes": sizes})
+        (folder / UNFINISHED).unlink()
+
+
+def remove_rolling(output_dir: str | Path, keep: Path | None = None) -> None:
+    """Removes the checkpoints that a run saved by time or because of a signal, except `keep`."""
+    folder = Path(output_dir) / ROLLING
+    for checkpoint in folder.glob(CHECKPOINTS):
+        if checkpoint != keep:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+    with suppress(OSError):  # not empty, or missing
+        folder.rmdir()
+
+
+def _written(folder: Path) -> float | None:
+    """Returns the time when a checkpoint was marked complete, or None if a file is missing or has changed in size."""
+    with suppress(OSError, UserError, KeyError, AttributeError):  # a missing file, or a marker of another version
+        marker = read_json(folder / MARKER)
+        whole = all((folder / name).stat().st_size == size for name, size in marker["sizes"].items())
+        if whole and DEPENDS_ON in marker:
+            return marker["written"]
+    return None
+
+
+def newest_complete(output_dir: str | Path) -> str | None:
+    """Returns the path of the newest complete checkpoint in `output_dir`, or None. Warns about incomplete ones.
+
+    The newest checkpoint is the last one that was written. It may not have the highest step, because an earlier run
+    may have written to the same folder. The time comes from the marker, because copying a folder changes modification
+    times.
+    """
+    times: dict[str, float] = {}
+    for folder in (Path(output_dir), Path(output_dir) / ROLLING):
+        for checkpoint in sort_checkpoints(str(folder), PREFIX_CHECKPOINT_DIR):
+            written = _written(Path(checkpoint))
+            if written is None:
+                print_on_main(f"warning: skipping {checkpoint}: incomplete, or written by another version")
+            else:
+                times[checkpoint] = written
+    return max(times, key=times.get, default=None)
+
+
+# ---- Resuming ----
+
+
+def check_named(wanted: str | bool | None) -> None:
+    """Raises UserError if `resume_from_checkpoint` is the path of a folder that is not a complete checkpoint."""
+    if str(wanted).lower() in (*NO, *NEWEST):
+        return
+    named = f"resume_from_checkpoint={wanted}"
+    folder = Path(wanted)
+    if not folder.is_dir():
+        raise UserError(f"{named}: no such folder; `last` selects the newest checkpoint in the output folder")
+    if not (folder / "trainer_state.json").is_file():
+        raise UserError(f"{named}: not a training checkpoint, because it has no trainer_state.json")
+    if _written(folder) is None:
+        raise UserError(f"{named}: incomplete (a file is missing or has changed), or written by another version")
+
+
+def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | None:
+    """Returns the folder of the complete checkpoint that `resume_from_checkpoint` refers to, or None.
+
+    Args:
+        wanted: the value of `resume_from_checkpoint`: a checkpoint's folder, "last" or "true" for the newest complete
+            checkpoint in `output_dir`, or "false" or None for no checkpoint.
+
+    Raises:
+        UserError: the folder does not exist, or it is not a complete checkpoint.
+    """
+    check_named(wanted)
+    if str(wanted).lower() in NO:
+        return None
+    if str(wanted).lower() not in NEWEST:
+        return str(wanted)
+    checkpoint = newest_complete(output_dir)
+    if checkpoint is None:
+        print_on_main(f"{output_dir} has no complete checkpoint to resume from: training starts at the first step")
+    return checkpoint
+
+
+def compared(fingerprint: Callable[[], Mapping], checkpoint: str | None) -> dict[str, object]:
+    """Returns the run fingerprint after comparing it with the fingerprint of the checkpoint to resume from.
+
+    The main process does this for all, because the others may not have the weights or the folder.
+
+    Args:
+        fingerprint: computes the run fingerprint.
+        checkpoint: the folder of the checkpoint to resume from, or None.
+
+    Raises:
+        UserError: the checkpoint is from a run with other settings or data, or contains only weights.
+    """
+
+    def compare() -> dict[str, object]:
+        found = plain_settings(fingerprint())
+        if checkpoint:
+            _check_same_run(checkpoint, found)
+        return found
+
+    return distributed.on_main(compare)
+
+
+def _check_same_run(checkpoint: str, now: Mapping) -> None:
+    """Raises UserError if training cannot resume from a checkpoint."""
+    marker = read_json(Path(checkpoint) / MARKER)
+    if marker["weights only"]:
+        raise UserError(f"{checkpoint}: contains only weights (save_only_model), so training cannot resume from it")
+    then = marker[DEPENDS_ON]
+    if (then.get("precision"), now.get("precision")) == ("no", "bf16"):
+        raise UserError(
+            f"{checkpoint}: was trained in float32, and this run would train in bf16; resume with --bf16 false"
+        )
+    if shorter := shortened(then, now):
+        raise UserError(
+            f"{checkpoint}: {shorter}. The learning rate depends on the length of a run, so it must resume with the "
+            "same length, or a larger one; resume_from_checkpoint=false starts a new run"
+        )
+    if changed := changes(then, now, may_differ(RESUME)):
+        raise UserError(
+            f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings; "
+            "resume_from_checkpoint=false starts a new run"
+        )
+
+
+def warn_of_changes(fingerprint: Mapping, checkpoint: str | None) -> None:
+    """Warns about library versions that differ from the checkpoint, and about the user's code, which may differ."""
+    if checkpoint is None:
+        return
+    then = read_json(Path(checkpoint) / MARKER)[DEPENDS_ON].get("versions", {})
+    for name, version in fingerprint["versions"].items():
+        if then.get(name) != version:
+            print_on_main(f"warning: {checkpoint}: {name} was {then.get(name)}, is now {version}. Results may change")
+    for name in own_names(fingerprint):
+        print_on_main(f"warning: {checkpoint}: {name} is compared by name only; make sure that it has not changed")

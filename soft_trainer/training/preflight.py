@@ -25,7 +25,7 @@ from soft_trainer.estimators.base import Estimator, NeighbourEstimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import MAP, ndcg_name, shorter_metric
-from soft_trainer.options.resolve import Plan, check_codes
+from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import refuse_option_of_encoder
 from soft_trainer.terminal import nearest, print_on_main
 from soft_trainer.training.negatives import negatives_to_draw
@@ -101,43 +101,28 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
         raise UserError(f"metric_for_best_model={metric!r}: this metric is not measured{hint}")
 
 
-def check_starting(starting: StartingEncoder, estimator, merge: bool) -> None:
-    """Checks the encoder before its weights are loaded.
-
-    Args:
-        merge: the option `merge_lora`.
-
-    Raises:
-        UserError: a check fails.
-    """
-    starting.check(merge)
-    if starting.from_scratch and isinstance(estimator, InitialModelEstimator):
-        raise UserError(
-            f"estimator=initial_model: with from_scratch={starting.from_scratch}, the encoder starts with random "
-            "weights, so its similarities mean nothing; use bm25, simcse or trained_model"
-        )
-
-
-def check_plan(
-    plan: Plan,
-    profile: EncoderProfile,
-    size: Callable[[], int],
+def make_plan(
     args,
     estimator,
+    profile: EncoderProfile,
+    size: Callable[[], int],
     split: Split | None,
     eval_dataset,
     own_metrics: bool,
-) -> None:
-    """Checks the plan against the rows and the encoder's size.
+    batch_size: int | None = None,
+) -> Plan:
+    """Makes the training plan of the settings, and checks it against the rows and the encoder's size.
 
     Args:
+        args, estimator, batch_size: see `resolve`.
         size: returns the number of dimensions of an embedding.
         split: the training rows, or None if there is no training.
         own_metrics: True if a function of the user's computes metrics.
 
     Raises:
-        UserError: a check fails.
+        UserError: the settings are incompatible, or a check fails.
     """
+    plan = resolve(args, estimator, batch_size)
     dims = plan.dims or profile.matryoshka_dims
     measured = ()
     if dims:
@@ -147,6 +132,7 @@ def check_plan(
         check_metric(args, measured, eval_dataset)
     if split is not None:
         check_rows_of(plan, args, estimator, split)
+    return plan
 
 
 def check_encoder(model: PreTrainedModel, tokenizer, profile: EncoderProfile) -> None:
@@ -362,17 +348,12 @@ def warn_of_another_teacher(profile: EncoderProfile, teacher: str | None, identi
         print_on_main(f"warning: teacher={teacher}: has changed since this encoder was distilled from it")
 
 
-def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
-    """Checks that there are rows to train on, and that training can resume from the checkpoint.
+def check_estimator(estimator, checkpoint: str | None, step: int) -> None:
+    """Raises UserError if the estimator needs the encoder before training, which is no longer available.
 
     Args:
         step: the number of steps that this trainer has already trained.
-
-    Raises:
-        UserError: `rows` is None, or the estimator needs the encoder before training, which is no longer available.
     """
-    if rows is None:
-        raise UserError("train_dataset is missing: pass the training rows")
     if checkpoint and step > 0 and isinstance(estimator, InitialModelEstimator):
         raise UserError(
             "estimator=initial_model: this trainer has already trained the encoder; resume with a new trainer"

@@ -19,10 +19,9 @@ from soft_trainer.hub.background import Publisher
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.options.resolve import Plan
 from soft_trainer.training import reporting
-from soft_trainer.training.checkpoints import mark_complete, remove_rolling, saving_checkpoint
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.ongoing import Training
-from soft_trainer.training.output_folder import OutputFolder
+from soft_trainer.training.output_folder import OutputFolder, mark_complete, remove_rolling, saving_checkpoint
 from soft_trainer.training.record import trainer_record
 
 

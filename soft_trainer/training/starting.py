@@ -20,6 +20,7 @@ from soft_trainer.encoders.loading import given_encoder, load_config, load_model
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, resolve_profile
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_model
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.fingerprints import model_fingerprint, rows_fingerprint
 from soft_trainer.training.run_fingerprint import STARTING_WEIGHTS, content_of
 
@@ -61,8 +62,16 @@ class StartingEncoder:
         """The number of dimensions of an embedding."""
         return self.profile.truncate_dim or self.model.config.hidden_size
 
-    def check(self, merge: bool) -> None:
-        """Raises UserError if there is no adapter for the option `merge_lora`, before weights are loaded."""
+    def check(self, merge: bool, estimator=None) -> None:
+        """Checks the options before weights are loaded.
+
+        Args:
+            merge: the option `merge_lora`.
+            estimator: the estimator of the training, or None.
+
+        Raises:
+            UserError: the encoder has no adapter to merge, or the options don't suit it.
+        """
         if merge and not self.adapter:
             raise UserError(NO_ADAPTER)
 
@@ -113,10 +122,11 @@ class PretrainedEncoder(StartingEncoder):
 
     @property
     def size(self) -> int:
+        """The number of dimensions of an embedding."""
         return self.profile.truncate_dim or self.config.hidden_size
 
-    def check(self, merge: bool) -> None:
-        """Raises UserError if a new adapter does not fit, too."""
+    def check(self, merge: bool, estimator=None) -> None:
+        """Raises UserError if options of the command line don't suit the encoder, too."""
         super().check(merge)
         if self.lora is not None:
             import_peft()
@@ -126,9 +136,11 @@ class PretrainedEncoder(StartingEncoder):
                 )
 
     def fingerprint(self) -> dict[str, object]:
+        """Returns the content and the revision that the name refers to."""
         return {"model_name_or_path": content_of("encoder", self.name), "model_revision": self.revision}
 
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Loads or creates the model and its tokenizer."""
         source = self.revision, self.trust_remote_code
         tokenizer = self.tokenizer or load_tokenizer(self.name, self.profile, *source)
         check_lengths(self.config.to_dict(), self.profile)
@@ -157,12 +169,20 @@ class EncoderFromScratch(StartingEncoder):
 
     @property
     def size(self) -> int:
+        """The number of dimensions of an embedding."""
         return parse_size(self.from_scratch)[0]
 
-    def fingerprint(self) -> dict[str, object]:
-        return {}
+    def check(self, merge: bool, estimator=None) -> None:
+        """Raises UserError if options of the command line don't suit the encoder, too."""
+        super().check(merge)
+        if isinstance(estimator, InitialModelEstimator):
+            raise UserError(
+                f"estimator=initial_model: with from_scratch={self.from_scratch}, the encoder starts with random "
+                "weights, so its similarities mean nothing; use bm25, simcse or trained_model"
+            )
 
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Loads or creates the model and its tokenizer."""
         pairs = self.rows.to_pairs()
         columns = [text_column(pairs, getattr(self.profile, f"{side}_columns"), side) for side in SIDES]
         texts = chain.from_iterable(column_texts(pairs, column) for column in columns)

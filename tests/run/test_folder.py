@@ -14,8 +14,17 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.files import DEPENDS_ON, LISTED, listed_files, write_json
 from soft_trainer.fingerprints import list_files
 from soft_trainer.studies.compare import ranks_of
-from soft_trainer.training.checkpoints import UNFINISHED, mark_complete
-from soft_trainer.training.output_folder import DONE, NEW, OTHER, STOPPED, OutputFolder, lock, state_of
+from soft_trainer.training.output_folder import (
+    DONE,
+    NEW,
+    OTHER,
+    STOPPED,
+    UNFINISHED,
+    OutputFolder,
+    lock,
+    mark_complete,
+    state_of,
+)
 from soft_trainer.training.run_fingerprint import FORMAT
 
 THIS = {"format": FORMAT, "do_train": True, "seed": 1, "processes": 1, "versions": {}}

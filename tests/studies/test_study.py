@@ -14,8 +14,7 @@ from soft_trainer.options.defaults import apply_defaults
 from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.run.building import build_encoder
 from soft_trainer.studies.study import _command, _mrr, check_options, read_study, state_of_run
-from soft_trainer.training.checkpoints import mark_complete
-from soft_trainer.training.output_folder import DONE, NEW, OTHER, STOPPED, lock, lock_file
+from soft_trainer.training.output_folder import DONE, NEW, OTHER, STOPPED, lock, lock_file, mark_complete
 from soft_trainer.training.run_fingerprint import run_fingerprint
 
 STUDIES = [path for path in sorted(RECIPES.rglob("*.yaml")) if "runs" in read_recipe(path)]

@@ -30,7 +30,7 @@ from soft_trainer.options.training import (
     AFFECT_RESULTS,
     SoftInfoNCETrainingArguments,
 )
-from soft_trainer.training.checkpoints import mark_complete, warn_of_changes
+from soft_trainer.training.output_folder import mark_complete, warn_of_changes
 from soft_trainer.training.run_fingerprint import (
     FOLDER,
     RESUME,

@@ -326,7 +326,7 @@ def test_the_plan_is_made_once_and_again_only_if_something_has_changed(trainer_o
         made.append(arguments)
         return resolve(*arguments)
 
-    monkeypatch.setattr("soft_trainer.trainer.resolve", counted)
+    monkeypatch.setattr("soft_trainer.training.preflight.resolve", counted)
     trainer = trainer_of()
     trainer._prepare_training()
     trainer.get_train_dataloader()
