@@ -606,8 +606,9 @@ class SoftInfoNCETrainer(SavingTrainer):
 
         `train` and `measure` open it themselves. A script that writes other files to it opens it around both.
         """
-        self._bind_estimator()
-        self.resolve()
+        if self.folder.refuses:  # it compares the run; in a trial, there is no model yet
+            self._bind_estimator()
+            self.resolve()
         resume = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         self.folder.path = Path(self.args.output_dir)
         return self.folder.opened(self.fingerprint, resume, (*self.options, self.args))
@@ -670,7 +671,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         """
         super()._hp_search_setup(trial)
         if trial is not None and getattr(self.args, "origins", None) is not None:
-            self.args.origins |= dict.fromkeys(getattr(trial, "params", trial), "trial")
+            chosen = trial if isinstance(trial, Mapping) else self.hp_space(trial)
+            self.args.origins |= dict.fromkeys(chosen, "trial")
         self._prepare_training()
 
     def _prepare_training(self) -> None:
@@ -719,6 +721,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         metrics_choose = self.metrics_choose
         found = run_fingerprint(*self.options, self.args, metrics_choose=metrics_choose)
         found |= self._content_before
+        found.pop("do_train", None)  # in Python, the rows decide
         if self.train_split is not None:
             found |= {TRAINING_ROWS: self.train_split.fingerprint(), "do_train": True}
         if self.measured is not None:

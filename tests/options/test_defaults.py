@@ -1,7 +1,6 @@
 """The defaults of a training depend on the encoder, and are the same for the shell, recipes and Python."""
 
 import copy
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -12,8 +11,8 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from own_losses import Plain
 from refusals import refused
-from trainings import losses_of
-from transformers import AutoModel, AutoTokenizer, TrainingArguments
+from trainings import losses_of, warned
+from transformers import AutoModel
 
 from soft_trainer import (
     BM25Estimator,
@@ -326,17 +325,13 @@ def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_
 def test_an_encoder_whose_teacher_is_gone_trains_like_one_without_and_a_line_says_so(static, teacher, dataset, capsys):
     shutil.rmtree(teacher)
     options = {"output_dir": "out", "use_cpu": True, "report_to": "none"}
-    model_args, data_args, shell = parse(OF_A_RUN, as_argv(options | {"model": str(static), "do_train": True}))
-    encoder = build_encoder(model_args)
-    apply_defaults(shell, encoder)
-    estimator = estimator_of_run(shell, encoder.profile)
-    assert "This encoder trains with bm25, without its teacher, which cannot be loaded" in capsys.readouterr().err
     trainer = SoftInfoNCETrainer(str(static), SoftInfoNCETrainingArguments(**options), dataset)
-    assert "without its teacher, which cannot be loaded" in capsys.readouterr().err
-    assert isinstance(estimator, BM25Estimator) and isinstance(trainer.estimator, BM25Estimator)
-    for args in (shell, trainer.args):
-        assert (args.teacher, args.loss, args.distill_weight) == (None, None, 0)
-        assert (args.learning_rate, args.per_device_train_batch_size) == (3e-3, 512)  # of the encoder alone
+    line = "This encoder trains with bm25, without its teacher, which cannot be loaded"
+    assert line in capsys.readouterr().err
+    args = trainer.args
+    assert isinstance(trainer.estimator, BM25Estimator)
+    assert (args.teacher, args.loss, args.distill_weight) == (None, None, 0)
+    assert (args.learning_rate, args.per_device_train_batch_size) == (3e-3, 512)  # of the encoder alone
     assert trainer.encoder.teacher == str(teacher)  # it does not forget
 
 
@@ -355,8 +350,8 @@ def test_a_teacher_that_has_changed_is_named(identity, warned, capsys):
 
 @pytest.fixture
 def encoders(encoder_dir, static, teacher, tmp_path):
-    """Returns the folder of one encoder of each type. None is an encoder from scratch."""
-    folders = {"search": encoder_dir, "distilled": static, "from scratch": None, "base": BASE}
+    """Returns the folder of one encoder of each type that has one."""
+    folders = {"search": encoder_dir, "distilled": static, "base": BASE}
     folders["plain"] = shutil.copytree(encoder_dir, tmp_path / "plain")
     (folders["plain"] / "modules.json").unlink()
     folders["static"] = shutil.copytree(static, tmp_path / "without_teacher")
@@ -375,31 +370,59 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("caller", ["shell", "python"])
 @pytest.mark.parametrize("loss, estimator", [(None, None), ("info_nce", None), (None, "bm25")])
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_the_schedule_is_a_function_of_the_encoder(
-    encoders, kind, loss, estimator, caller, model, tokenizer, profile, dataset, tmp_path
+    encoders, kind, loss, estimator, model, tokenizer, profile, dataset, tmp_path
 ):
-    folder = encoders[kind]
-    options = {} if loss is None else {"loss": loss}
-    if caller == "shell":
-        chosen = options if estimator is None else options | {"estimator": estimator}
-        chosen |= {"from_scratch": "32x1"} if folder is None else {"model_name_or_path": str(folder)}
-        words = as_argv(chosen | {"use_cpu": True, "output_dir": str(tmp_path)})
-        model_args, data_args, args = parse(OF_A_RUN, words)
-        apply_defaults(args, build_encoder(model_args), trains=args.do_train)
+    args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, loss=loss)
+    args.dataloader_drop_last = False
+    rows = {"train_dataset": dataset, "callbacks": [] if estimator is None else [BM25Estimator()]}
+    if kind == "from scratch":
+        rows |= {"model": model, "processing_class": tokenizer, "encoder": profile}
     else:
-        args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
-        args.dataloader_drop_last = False
-        rows = {"train_dataset": dataset, "callbacks": [] if estimator is None else [BM25Estimator()]}
-        if folder is None:
-            rows |= {"model": model, "processing_class": tokenizer, "encoder": profile}
-        else:
-            rows["model"] = str(folder)
-        args = SoftInfoNCETrainer(args=args, **rows).args
+        rows["model"] = str(encoders[kind])
+    args = SoftInfoNCETrainer(args=args, **rows).args
     found = (args.learning_rate, args.num_train_epochs, args.warmup_steps, args.per_device_train_batch_size)
     assert found == EXPECTED[kind]
+
+
+FEW = {"train_sampling_strategy": "random", "per_device_train_batch_size": 8, "loss": "info_nce"}
+# Options, whether the rows name negatives, and whether the run reads the encoder's default estimator.
+READ = [
+    (FEW, False, False),
+    (FEW, True, False),
+    (FEW | {"negatives_per_query": 1}, True, False),
+    (FEW | {"negatives_per_query": 1}, False, True),
+    (FEW | {"negatives_per_query": 0}, False, False),
+    (FEW | {"distill_weight": 0.1}, True, True),
+    (FEW | {"train_sampling_strategy": "similar"}, True, True),
+    (FEW | {"loss": "bce"}, False, True),
+]
+
+
+@pytest.mark.parametrize("options, negatives, read", READ)
+def test_an_estimator_that_nothing_reads_is_neither_made_nor_announced(
+    encoder_dir, rows, options, negatives, read, tmp_path, capsys
+):
+    if negatives:
+        rows = [row | {"negatives": [f"def further(x): return {number}"]} for number, row in enumerate(rows)]
+    args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
+    trainer = SoftInfoNCETrainer(str(encoder_dir), args, Dataset.from_list(rows))
+    said = "\n".join([capsys.readouterr().err, *warned(trainer)])
+    assert (trainer.estimator is not None) == read
+    assert ("estimator=initial_model" in said) == read
+    assert "has no effect" not in said
+
+
+@pytest.mark.parametrize("asked", [{}, {"do_eval": True}, {"do_predict": True}, {"do_train": False}], ids=str)
+def test_rows_to_train_on_decide_that_python_trains(encoder_dir, asked, dataset, tmp_path):
+    args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, per_device_train_batch_size=8, **asked)
+    trainer = SoftInfoNCETrainer(str(encoder_dir), args, dataset)
+    assert (trainer.args.learning_rate, type(trainer.estimator)) == (6e-5, InitialModelEstimator)
+    assert trainer.folder.trains and trainer.fingerprint()["do_train"]
+    evaluates = SoftInfoNCETrainer(str(encoder_dir), args, eval_dataset=dataset)
+    assert evaluates.estimator is None and not evaluates.folder.trains
 
 
 def test_base_trains_without_an_estimator_in_python_as_in_the_shell(options_after, dataset, tmp_path):
@@ -463,62 +486,6 @@ def test_a_training_with_a_teacher_names_it_and_equals_the_four_options(trainer_
             callbacks is None
         )
     assert losses[0] == losses[1]
-
-
-@pytest.mark.slow
-def test_python_trains_a_distilled_encoder_like_the_shell_and_it_keeps_its_teacher(static, teacher, rows, tmp_path):
-    encoder = load_encoder(static, device="cpu")
-    arguments = SoftInfoNCETrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none")
-    rows = {"train_dataset": Dataset.from_list(rows), "processing_class": encoder.tokenizer}
-    trainer = SoftInfoNCETrainer(encoder.model, arguments, **rows)
-    assert repr(trainer.estimator) == f"TrainedModelEstimator(model_name_or_path={str(teacher)!r})"
-    assert trainer.plan.criterion.distill_weight == 0.3 and trainer.args.learning_rate == 3e-3
-    before = encoder.model.word_embedding.weight.clone()
-    trainer.train()
-    assert trainer.state.global_step == 10 and not torch.equal(before, encoder.model.word_embedding.weight)
-    trainer.save_model()
-    assert resolve_profile(tmp_path / "out").teacher == str(teacher)
-
-
-@pytest.mark.parametrize("kind", ["sentences", "other"])
-@pytest.mark.parametrize(
-    "options", [{}, {"learning_rate": 2e-5}, {"train_sampling_strategy": "random"}, {"loss": "bce", "seed": 7}]
-)
-def test_the_shell_python_and_a_recipe_make_the_same_plan(encoder_dir, kind, options, dataset, tmp_path):
-    folder = encoder_dir
-    if kind == "other":
-        folder = shutil.copytree(encoder_dir, tmp_path / "other")
-        (folder / "modules.json").unlink()
-    fixed = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
-    (tmp_path / "recipe.yaml").write_text(json.dumps(options | {"model": str(folder), "score_function": "cosine"}))
-    profile = resolve_profile(str(folder)).replace(score_function="cosine")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-
-    def trained(arguments, callbacks=None):
-        model = AutoModel.from_pretrained(folder)
-        rows = {
-            "train_dataset": concatenate_datasets([dataset] * 2),
-            "processing_class": tokenizer,
-            "encoder": profile,
-            "callbacks": callbacks,
-        }
-        trainer = SoftInfoNCETrainer(model, arguments, **rows)
-        return trainer.plan, repr(trainer.estimator), trainer.args.learning_rate, trainer.args.num_train_epochs
-
-    def parsed(words):
-        model_args, data_args, args = parse(OF_A_RUN, [*words, *as_argv(fixed)])
-        apply_defaults(args, build_encoder(model_args), trains=args.do_train)
-        return trained(args, [estimator_of_run(args, profile)])
-
-    python = trained(SoftInfoNCETrainingArguments(**options, **fixed))
-    assert python == trained(SoftInfoNCETrainingArguments(**options, **fixed, do_eval=True))
-    words = as_argv(options | {"model": str(folder), "score_function": "cosine"})
-    assert python == parsed(words) == parsed(["--config", str(tmp_path / "recipe.yaml")])
-    assert (python[0].train_sampling_strategy == "similar") == (
-        kind == "sentences" and "train_sampling_strategy" not in options
-    )
-    plain = trained(TrainingArguments(**fixed))
-    assert plain[0].criterion.loss == "info_nce" and plain[2:] == (5e-5, 3)
 
 
 def test_trainers_with_the_same_arguments_get_the_defaults_of_their_encoders(encoder_dir, static, dataset, tmp_path):
