@@ -205,8 +205,12 @@ class SoftInfoNCETrainer(SavingTrainer):
             first, processing_class = starting.load()
         add_padding_token(processing_class)
         preflight.complete_launch(args, first, self.encoder)
-        refuses = split is None or getattr(args, "from_command_line", False)
-        self.folder = OutputFolder(args.output_dir, split is not None, getattr(args, "overwrite", False), refuses)
+        self.folder = OutputFolder(
+            args.output_dir,
+            split is not None,
+            getattr(args, "overwrite", False),
+            getattr(args, "from_command_line", False),
+        )
         super().__init__(
             None if "model_init" in kwargs else first,
             args,
@@ -217,6 +221,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             callbacks=callbacks,
             **kwargs,
         )
+        self.folder.close()  # `Trainer` has created it
         self.starting = starting
         self._content_before: dict[str, object] = {}
         if getattr(args, "report", False) and not options:

@@ -71,6 +71,7 @@ def _measure(options: Options, keep: bool) -> None:
     from soft_trainer.training.output_folder import record_of
 
     model_args, data_args, args = options
+    args.from_command_line = True
     distributed.use_the_cores()
     encoder, rows = open_run(*options)
     trainer = SoftInfoNCETrainer(

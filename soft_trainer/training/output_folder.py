@@ -39,7 +39,6 @@ from soft_trainer.files import (
     check_free,
     checkpoints_in,
     files_matching,
-    listed_files,
     read_json,
     reporting_disk_errors,
     write_json,
@@ -120,10 +119,10 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
     return State(NEW)
 
 
-def record_of(folder: Path) -> dict:
-    """Reads the record `run.json` in a folder. Returns {} if it is missing or damaged."""
+def record_of(folder: Path, name: str = RECORD) -> dict:
+    """Reads the record `run.json`, or another JSON file, in a folder. Returns {} if it is missing or damaged."""
     with suppress(UserError):
-        return read_json(folder / RECORD)
+        return read_json(folder / name)
     return {}
 
 
@@ -158,18 +157,19 @@ class OutputFolder(TrainerCallback):
         path: the folder.
         trains: True if the run trains, False if it only evaluates.
         overwrite: whether to replace the files of an earlier run.
-        refuses: whether to refuse the files of another run, and not to repeat a finished one.
+        in_shell: whether a command runs, which refuses the files of another run and does not repeat a finished one. A
+            trainer in Python overwrites, and refuses only to replace results when it measures.
 
     Attributes:
         done: True if an earlier process has finished this run.
         checkpoint: the checkpoint to continue from, or None.
     """
 
-    def __init__(self, path: str | Path, trains: bool = True, overwrite: bool = False, refuses: bool = True):
+    def __init__(self, path: str | Path, trains: bool = True, overwrite: bool = False, in_shell: bool = True):
         self.path = Path(path)
         self.trains = trains
         self.overwrite = overwrite
-        self.refuses = refuses
+        self.refuses = in_shell or not trains
         self.done = False
         self.checkpoint: str | None = None
         self._decided = False
@@ -177,7 +177,7 @@ class OutputFolder(TrainerCallback):
         self._is_open = False
         self._cleaned = False
         self._made: list[Path] = []  # the folders that this run creates, deepest first
-        if refuses:
+        if in_shell:
             self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
 
     @contextmanager
@@ -188,7 +188,6 @@ class OutputFolder(TrainerCallback):
 
         The main process decides before anything is written, and tells the others. If the folder is open already, this
         has no effect. A trainer that had opened it before only locks it again, because the files in it are its own.
-        At the end, a folder that this run created but wrote nothing to is removed.
 
         Args:
             fingerprint: computes the run fingerprint.
@@ -209,12 +208,16 @@ class OutputFolder(TrainerCallback):
             yield self
         finally:
             self._is_open = False
-            if self._lock is not None:
-                os.close(self._lock)
-                self._lock = None
-            for path in self._made:
-                with suppress(OSError):
-                    path.rmdir()
+            self.close()
+
+    def close(self) -> None:
+        """Unlocks the folder. Removes it if this run created it but wrote nothing to it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        for path in self._made:
+            with suppress(OSError):
+                path.rmdir()
 
     def _decide(
         self, fingerprint: Callable[[], Mapping], resume: str | bool | None, options: Sequence
@@ -302,9 +305,7 @@ class OutputFolder(TrainerCallback):
 
     def clear(self) -> None:
         """Removes an earlier run's files that this run will replace, but only renames a model card that was edited."""
-        listed = {}
-        with suppress(UserError):
-            listed = listed_files(self.path) or {}
+        listed = record_of(self.path).get(LISTED, {})
         card = self.path / CARD
         edited = card.is_file() and listed.get(CARD) != file_fingerprint(card)
         if edited and self.trains:

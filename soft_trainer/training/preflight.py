@@ -225,14 +225,11 @@ def check_adapter(model: PreTrainedModel, args, profile: EncoderProfile) -> None
     Raises:
         UserError: a check fails. The message says why, and how to fix it.
     """
-    merge = getattr(args, "merge_lora", False)
     if not adapters.has_adapter(model):
-        if merge:
-            raise UserError("merge_lora: the encoder has no adapter to merge; add one with model.add_adapter")
         return
     adapters.check_apart_from_base(model, args.output_dir, "output_dir=")
     _check_saved(model)
-    if not merge:
+    if not getattr(args, "merge_lora", False):
         _check_loadable(model, args.push_to_hub)
         if not hasattr(model, BASE_COMPARED) and distributed.rank_and_world_size()[0] == 0:
             _check_base(model, profile)
