@@ -54,7 +54,8 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
         push_data(rows.splits, data_args, trainer.args)
         if args.do_train:
             trainer.train()
-            if command := search_command(data_args, trainer.args.output_dir):
+            command = search_command(data_args, trainer.args.output_dir)
+            if command and not trainer.folder.done:
                 print_on_main(command)
         else:
             trainer.measure()

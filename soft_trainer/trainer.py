@@ -54,7 +54,6 @@ from soft_trainer.encoders.encoding import (
     Encoder,
     collator_of,
     comparable,
-    dimensions,
     embed_sharded,
     encode,
     placed,
@@ -148,6 +147,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     # InfoNCE is a mean over a batch: without this, accumulation would log a multiple of the loss.
     loss_is_scaled_for_ga = False
+    _train_batch_size: int | None = None  # known once `Trainer` has its arguments
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         options: Sequence = (),
         **kwargs,
     ):
-        starting = preflight.first_encoder(model, processing_class, encoder, kwargs)
+        self.starting = starting = preflight.first_encoder(model, processing_class, encoder, kwargs)
         args = args or SoftInfoNCETrainingArguments()
         self.columns = ColumnNames(query_column, code_column, id_column, negatives_column)
         self.encoder = starting.profile
@@ -190,16 +190,19 @@ class SoftInfoNCETrainer(SavingTrainer):
         args.output_dir = args.output_dir or default_output_dir(args, starting.label, about)
         if getattr(args, "early_stopping_patience", None):
             callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-        estimator = callback and callback.estimator
-        if isinstance(estimator, Estimator):
-            estimator.bind(Encoder(starting.model, starting.tokenizer, self.encoder))
-        # Everything that can be checked is checked before the weights are loaded.
-        starting.check(getattr(args, "merge_lora", False), estimator)
-        own_metrics = "compute_metrics" in kwargs
-        plan = preflight.make_plan(
-            args, estimator, self.encoder, lambda: starting.size, split, eval_dataset, own_metrics
-        )
+        self.estimator_callback = callback
+        if isinstance(self.estimator, Estimator):
+            self.estimator.bind(Encoder(starting.model, starting.tokenizer, self.encoder))
+        # Everything that can be checked is checked before the weights are loaded. The plan reads these attributes.
+        self.args = args
+        self.eval_dataset = eval_dataset
+        self.compute_metrics = kwargs.get("compute_metrics")
+        starting.check(getattr(args, "merge_lora", False), self.estimator)
+        self.plan: Plan = self._make_plan()
         check_named(args.resume_from_checkpoint)
+        self._content_before: dict[str, object] = {}
+        if getattr(args, "report", False) and not options:
+            self._content_before = starting.fingerprint()
         set_seed(args.seed)
         with args.main_process_first(desc="loading the encoder"):
             first, processing_class = starting.load()
@@ -222,10 +225,6 @@ class SoftInfoNCETrainer(SavingTrainer):
             **kwargs,
         )
         self.folder.close()  # `Trainer` has created it
-        self.starting = starting
-        self._content_before: dict[str, object] = {}
-        if getattr(args, "report", False) and not options:
-            self._content_before = starting.fingerprint()
         self.measured = measured
         if measured is None and eval_dataset is not None:
             self.measured = eval_dataset if isinstance(eval_dataset, Mapping) else {"eval": eval_dataset}
@@ -236,7 +235,6 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._passes_of = None  # the model and the settings that `passes` is about
         self._parameters: int | None = None  # counted once, because this takes 5 ms
         self.codebase = codebase
-        self.estimator_callback = callback
         prepare_tokenizer(processing_class, self.encoder)
         self._collates = data_collator is None
         self.ongoing = Training(self.train_dataset)
@@ -251,7 +249,6 @@ class SoftInfoNCETrainer(SavingTrainer):
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
             self.add_callback(self._overflows)
         self._show_progress()
-        self.plan: Plan = plan
         self._resolved = self._settings()
         self._use_plan()
 
@@ -294,18 +291,15 @@ class SoftInfoNCETrainer(SavingTrainer):
         if not self.args.auto_find_batch_size:  # otherwise, `Trainer` may have found a smaller one
             self._train_batch_size = self.args.train_batch_size
         if self._settings() != self._resolved:
-            self.plan = preflight.make_plan(
-                self.args,
-                self.estimator,
-                self.encoder,
-                lambda: dimensions(self.model, self.encoder),
-                self.train_split,
-                self.eval_dataset,
-                self.compute_metrics is not None,
-                self._train_batch_size,
-            )
+            self.plan = self._make_plan()
             self._use_plan()
             self._resolved = self._settings()
+
+    def _make_plan(self) -> Plan:
+        """Returns the plan of the current settings, checked against the rows and the encoder."""
+        settings = self.args, self.estimator, self._train_batch_size
+        own_metrics = self.compute_metrics is not None
+        return preflight.make_plan(*settings, self.starting, self.train_split, self.eval_dataset, own_metrics)
 
     def _settings(self) -> tuple:
         """Returns everything that the plan and its checks depend on and that may change after the constructor."""
@@ -374,7 +368,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def evaluated_dims(self) -> tuple[int, ...]:
         """The Matryoshka dimensions to evaluate in addition to the full embedding."""
         dims = self.plan.dims or self.encoder.matryoshka_dims
-        return tuple(dim for dim in dims if dim < dimensions(self.model, self.encoder))
+        return tuple(dim for dim in dims if dim < self.starting.size)
 
     @property
     def precision(self) -> str:

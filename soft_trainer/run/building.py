@@ -42,13 +42,5 @@ def build_encoder(arguments: ModelArguments) -> StartingEncoder:
     if arguments.from_scratch:
         label = f"{arguments.profile or 'scratch'}-{arguments.from_scratch}"
         return EncoderFromScratch(arguments.from_scratch, profile, arguments.vocabulary_size, label)
-    return PretrainedEncoder(
-        arguments.model_name_or_path or DEFAULT_MODEL,
-        profile,
-        revision=arguments.model_revision,
-        trust_remote_code=arguments.trust_remote_code,
-        lora=None if arguments.lora_r is None else arguments,
-        attn_implementation=arguments.attn_implementation,
-        dtype=arguments.dtype,
-        compare=arguments.profile is None,
-    )
+    name = arguments.model_name_or_path or DEFAULT_MODEL
+    return PretrainedEncoder(name, profile, compare=arguments.profile is None, options=arguments)

@@ -232,7 +232,12 @@ class OutputFolder(TrainerCallback):
         if self._decided or not self.refuses:
             return self.done, last_checkpoint(resume, self.path)
         if not self.trains:
-            self._check_evaluation(fingerprint)
+            if record_of(self.path).get(DEPENDS_ON, {}).get("do_train"):
+                raise UserError(
+                    f"output_dir={self.path}: contains the results of a training run; set another output_dir"
+                )
+            if not self.overwrite and state_of(self.path, plain_settings(fingerprint())).name != DONE:
+                check_free(self.path, RESULT_FILES)
             return False, None
         check_apart(self.path, options)
         shutil.rmtree(self.path / ASIDE, ignore_errors=True)  # left by a run that was killed
@@ -254,13 +259,6 @@ class OutputFolder(TrainerCallback):
             checkpoint = state.checkpoint
             print_on_main(f"Continuing from {checkpoint}; overwrite=true starts from the beginning")
         return False, checkpoint
-
-    def _check_evaluation(self, fingerprint: Callable[[], Mapping]) -> None:
-        """Raises UserError if an evaluation would replace the record of a training, or another's results."""
-        if record_of(self.path).get(DEPENDS_ON, {}).get("do_train"):
-            raise UserError(f"output_dir={self.path}: contains the results of a training run; set another output_dir")
-        if not self.overwrite and state_of(self.path, plain_settings(fingerprint())).name != DONE:
-            check_free(self.path, RESULT_FILES)
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Updates the best checkpoint's path. Raises UserError if training would end before the resumed step."""

@@ -104,18 +104,16 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
 def make_plan(
     args,
     estimator,
-    profile: EncoderProfile,
-    size: Callable[[], int],
+    batch_size: int | None,
+    starting: StartingEncoder,
     split: Split | None,
     eval_dataset,
     own_metrics: bool,
-    batch_size: int | None = None,
 ) -> Plan:
     """Makes the training plan of the settings, and checks it against the rows and the encoder's size.
 
     Args:
         args, estimator, batch_size: see `resolve`.
-        size: returns the number of dimensions of an embedding.
         split: the training rows, or None if there is no training.
         own_metrics: True if a function of the user's computes metrics.
 
@@ -123,11 +121,11 @@ def make_plan(
         UserError: the settings are incompatible, or a check fails.
     """
     plan = resolve(args, estimator, batch_size)
-    dims = plan.dims or profile.matryoshka_dims
+    dims = plan.dims or starting.profile.matryoshka_dims
     measured = ()
     if dims:
-        check_dims(dims, size())
-        measured = [dim for dim in dims if dim < size()]
+        check_dims(dims, starting.size)
+        measured = [dim for dim in dims if dim < starting.size]
     if not own_metrics:
         check_metric(args, measured, eval_dataset)
     if split is not None:

@@ -22,12 +22,8 @@ from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_mod
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.fingerprints import model_fingerprint, rows_fingerprint
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.training.run_fingerprint import STARTING_WEIGHTS, content_of
-
-NO_ADAPTER = (
-    "merge_lora: the encoder has no adapter to merge; set lora_r, for example to 16 (in Python, add one with "
-    "model.add_adapter)"
-)
 
 
 class StartingEncoder:
@@ -56,11 +52,12 @@ class StartingEncoder:
         self.name = model.config._name_or_path or None
         self.label = short_name(self.name)
         self.adapter = has_adapter(model)
+        self.config = model.config
 
     @property
     def size(self) -> int:
         """The number of dimensions of an embedding."""
-        return self.profile.truncate_dim or self.model.config.hidden_size
+        return self.profile.truncate_dim or self.config.hidden_size
 
     def check(self, merge: bool, estimator=None) -> None:
         """Checks the options before weights are loaded.
@@ -73,45 +70,48 @@ class StartingEncoder:
             UserError: the encoder has no adapter to merge, or the options don't suit it.
         """
         if merge and not self.adapter:
-            raise UserError(NO_ADAPTER)
+            raise UserError(
+                "merge_lora: the encoder has no adapter to merge; set lora_r, for example to 16 (in Python, add one "
+                "with model.add_adapter)"
+            )
 
     def fingerprint(self) -> dict[str, object]:
-        """Returns what tells this encoder from others, if no option does."""
+        """Returns what tells this encoder from others, if no option does. Call it before `load`."""
         return {STARTING_WEIGHTS: model_fingerprint(self.model, dict(self.model.named_parameters()))}
 
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Returns the model and its tokenizer."""
-        return self.model, self.tokenizer
+        """Hands over the model and its tokenizer: a model that `model_init` replaces must not stay in memory."""
+        model = self.model
+        self.model = None
+        return model, self.tokenizer
 
 
 class PretrainedEncoder(StartingEncoder):
     """An encoder in a folder or on the Hub.
 
     Args:
-        lora: options `lora_r` and so on of a new adapter, or None.
-        loading: `attn_implementation`, `dtype` and `compare` of `load_model`.
+        compare: whether to compare it with sentence-transformers (see `load_model`).
+        options: its revision, how to load its weights, and a new adapter.
     """
 
     def __init__(
         self,
         name: str | Path,
-        profile: EncoderProfile | None = None,
+        profile: EncoderProfile,
+        compare: bool,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        revision: str | None = None,
-        trust_remote_code: bool = False,
-        lora=None,
-        **loading,
+        options: ModelArguments | None = None,
     ):
-        self.profile = profile or resolve_profile(name, revision=revision)
+        self.options = options or ModelArguments()
+        self.profile = profile
         self.name = str(name)
         self.label = short_name(self.name)
-        self.revision = revision
-        self.trust_remote_code = trust_remote_code
+        self.revision = self.options.model_revision
+        self.trust_remote_code = self.options.trust_remote_code
         self.tokenizer = tokenizer
-        self.lora = lora
-        self.loading = {"compare": profile is None} | loading
-        self.saved_adapter = saved_adapter(name, revision)
-        self.adapter = bool(lora or self.saved_adapter)
+        self.compare = compare
+        self.saved_adapter = saved_adapter(name, self.revision)
+        self.adapter = bool(self.options.lora_r or self.saved_adapter)
 
     @property
     def config(self):
@@ -120,15 +120,10 @@ class PretrainedEncoder(StartingEncoder):
         with nullcontext() if base[0] == self.name else reading_base(self.name), reading(*base):
             return load_config(*base, self.trust_remote_code)
 
-    @property
-    def size(self) -> int:
-        """The number of dimensions of an embedding."""
-        return self.profile.truncate_dim or self.config.hidden_size
-
     def check(self, merge: bool, estimator=None) -> None:
-        """Raises UserError if options of the command line don't suit the encoder, too."""
+        """Raises UserError if a new adapter does not fit, too."""
         super().check(merge)
-        if self.lora is not None:
+        if self.options.lora_r is not None:
             import_peft()
             if self.saved_adapter:
                 raise UserError(
@@ -140,13 +135,14 @@ class PretrainedEncoder(StartingEncoder):
         return {"model_name_or_path": content_of("encoder", self.name), "model_revision": self.revision}
 
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Loads or creates the model and its tokenizer."""
-        source = self.revision, self.trust_remote_code
-        tokenizer = self.tokenizer or load_tokenizer(self.name, self.profile, *source)
+        """Loads the model and its tokenizer. Adds a LoRA adapter if `lora_r` is set."""
+        options = self.options
+        source = self.name, self.profile, self.revision, self.trust_remote_code
+        tokenizer = self.tokenizer or load_tokenizer(*source)
         check_lengths(self.config.to_dict(), self.profile)
-        model = load_model(self.name, self.profile, *source, **self.loading)
-        if self.lora is not None:
-            add_lora(model, self.lora, self.revision)
+        model = load_model(*source, options.attn_implementation, options.dtype, self.compare)
+        if options.lora_r is not None:
+            add_lora(model, options, self.revision)
         return model, tokenizer
 
 
@@ -173,7 +169,7 @@ class EncoderFromScratch(StartingEncoder):
         return parse_size(self.from_scratch)[0]
 
     def check(self, merge: bool, estimator=None) -> None:
-        """Raises UserError if options of the command line don't suit the encoder, too."""
+        """Raises UserError if the estimator needs a trained encoder, too."""
         super().check(merge)
         if isinstance(estimator, InitialModelEstimator):
             raise UserError(
@@ -182,7 +178,7 @@ class EncoderFromScratch(StartingEncoder):
             )
 
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Loads or creates the model and its tokenizer."""
+        """Trains the tokenizer, and creates the model."""
         pairs = self.rows.to_pairs()
         columns = [text_column(pairs, getattr(self.profile, f"{side}_columns"), side) for side in SIDES]
         texts = chain.from_iterable(column_texts(pairs, column) for column in columns)
@@ -209,5 +205,5 @@ def starting_encoder(model, tokenizer=None, profile: EncoderProfile | Mapping | 
         compare = profile is None or isinstance(profile, Mapping)
         if compare:
             profile = resolve_profile(model).changed(profile or {})
-        return PretrainedEncoder(model, profile, tokenizer, compare=compare)
+        return PretrainedEncoder(model, profile, compare, tokenizer)
     return StartingEncoder(*given_encoder(model, tokenizer, profile))
