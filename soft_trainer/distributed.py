@@ -21,6 +21,11 @@ def rank_and_world_size() -> tuple[int, int]:
     return (0, 1)
 
 
+def is_main() -> bool:
+    """Returns True on exactly one process of a run."""
+    return rank_and_world_size()[0] == 0
+
+
 def is_local_main() -> bool:
     """Returns True on exactly one process of each machine, the one with local rank 0."""
     return not _is_distributed() or int(os.environ.get("LOCAL_RANK", 0)) == 0
@@ -120,7 +125,7 @@ def on_main(decide: Callable):
     The result must be small and picklable.
     """
     result = problem = None
-    if rank_and_world_size()[0] == 0:
+    if is_main():
         try:
             result = decide()
         except UserError as error:

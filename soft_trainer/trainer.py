@@ -341,7 +341,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         decided = model, self.encoder, self.args.device, self.precision, packing, reason
         # With FSDP, the other processes may not have the weights yet.
         self.passes = distributed.on_main(lambda: decide_passes(*decided))
-        preflight.check_packing(packing, self.passes)
+        if str(packing).lower() == "true" and not self.passes.packed:
+            raise UserError(f"packing=true: the texts of this run cannot be packed: {self.passes.why_padded}")
 
     def running(self) -> contextlib.AbstractContextManager:
         """Returns a context manager that prepares the model for our forward and backward passes; see `passes.py`."""

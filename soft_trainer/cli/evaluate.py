@@ -89,7 +89,7 @@ def _measure(options: Options, keep: bool) -> None:
         print_on_main(warning)
 
     def finish(run) -> None:
-        if distributed.rank_and_world_size()[0] != 0:
+        if not distributed.is_main():
             return
         sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": encoder.label}) + "\n")
         if args.examples and run.rankings:

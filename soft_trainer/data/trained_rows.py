@@ -34,18 +34,14 @@ def write_trained_rows(folder: str | Path, split: Split, profile: EncoderProfile
         save_file({_KEY: np.unique(pair_hashes(split, profile))}, aside)
 
 
-def trained_pairs(folder: str | Path, split: Split, profile: EncoderProfile) -> int:
-    """Returns how many pairs of a split trained the encoder in `folder`. 0 if the folder does not tell."""
-    path = Path(folder) / TRAINED_ROWS
-    if not path.is_file():
-        return 0
-    return int(np.isin(pair_hashes(split, profile), load_file(path)[_KEY]).sum())
-
-
 def warn_of_trained_pairs(sets: Mapping[str, Split], encoder: str, profile: EncoderProfile) -> None:
-    """Warns about each evaluation set with pairs that trained the encoder, which its folder lists."""
+    """Warns about each evaluation set with pairs that trained the encoder, if its folder lists these."""
+    path = Path(encoder) / TRAINED_ROWS
+    if not path.is_file():
+        return
+    trained = load_file(path)[_KEY]
     for name, split in sets.items():
-        known = trained_pairs(encoder, split, profile)
+        known = int(np.isin(pair_hashes(split, profile), trained).sum())
         if known:
             pairs = len(split.judgments.pairs())
             print_on_main(

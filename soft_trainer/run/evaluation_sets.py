@@ -46,11 +46,12 @@ from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.files import DEPENDS_ON, RECORD, read_json
+from soft_trainer.files import DEPENDS_ON
 from soft_trainer.fingerprints import source_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import column_names
 from soft_trainer.terminal import print_on_main
+from soft_trainer.training.output_folder import record_of
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,9 @@ def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
 
     The result is empty if there is no record, or if `eval_data_dir` is not set.
     """
-    if not arguments.eval_data_dir or not encoder or not (Path(encoder) / RECORD).is_file():
+    if not arguments.eval_data_dir or not encoder:
         return set()
-    rows = read_json(Path(encoder) / RECORD, dict).get(DEPENDS_ON, {}).get("data_dir", [])
+    rows = record_of(Path(encoder)).get(DEPENDS_ON, {}).get("data_dir", [])
     return {rows} if isinstance(rows, str) else {*rows}
 
 

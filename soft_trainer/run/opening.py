@@ -67,9 +67,7 @@ def open_run(
         encoder.rows = splits["train"]  # its tokenizer is trained on them
     train = splits["train"] if args.do_train else None
     asked = {"valid": args.do_eval, "test": args.do_predict}
-    measured = {}
-    for name in asked:
-        measured |= {key: split for key, split in splits.items() if key.split("-")[0] == name and asked[name]}
+    measured = {name: split for name, split in splits.items() if asked.get(name.split("-")[0])}
     measured |= {each.name: each.split for each in others}
     corpora = {name: split.corpus for name, split in splits.items()}
     about = {

@@ -19,12 +19,12 @@ import yaml
 from soft_trainer.errors import UserError
 from soft_trainer.files import DEPENDS_ON, RECORD, STUDIED, checkpoints_in, write_json
 from soft_trainer.options.defaults import apply_defaults
-from soft_trainer.options.parse import parse
+from soft_trainer.options.parse import OF_A_RUN, parse
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.run.building import build_encoder
 from soft_trainer.terminal import print_on_main, table
 from soft_trainer.training.output_folder import DONE, NEW, OTHER, STOPPED, State, lock, lock_file, record_of, state_of
-from soft_trainer.training.run_fingerprint import BY_LAUNCHER, KINDS, STUDY, may_differ, run_fingerprint
+from soft_trainer.training.run_fingerprint import BY_LAUNCHER, STUDY, may_differ, run_fingerprint
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
@@ -147,7 +147,7 @@ def _filled(value, known: Mapping):
 def check_options(run: PlannedRun) -> tuple:
     """Returns the parsed options of a run. Raises UserError if an option is unknown or has an invalid value."""
     try:
-        return parse(KINDS, [], options={**run.options, "use_cpu": True})  # the device is not checked
+        return parse(OF_A_RUN, [], options={**run.options, "use_cpu": True})  # the device is not checked
     except UserError as error:
         raise UserError(f"{run.name}: {error}") from error
 

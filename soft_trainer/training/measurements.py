@@ -30,8 +30,10 @@ from soft_trainer.training.record import draw_training, flat_results, trainer_re
 from soft_trainer.training.reporting import training_numbers
 
 
-class Measurements:
+class Measurements(TrainerCallback):
     """Ranks evaluation sets with a trainer's encoder and with BM25, and writes ranks, results, record and model card.
+
+    As a callback, it measures the sets that the trainer's `followed` names at every evaluation during training.
 
     Args:
         trainer: a `SoftInfoNCETrainer`, whose `measured` names the sets, and whose `folder` gets the results.
@@ -58,9 +60,8 @@ class Measurements:
         self.statistics = self._statistics()
         for line in unread_options(trainer.options, Values(*trainer.options, trainer.args)):
             print_on_main(line)
-        if trainer.followed:
-            trainer.pop_callback(FollowOtherQueries)
-            trainer.add_callback(FollowOtherQueries(self))
+        trainer.pop_callback(Measurements)  # of an earlier training
+        trainer.add_callback(self)
 
     def _statistics(self) -> dict[str, dict]:
         """Computes the lengths and duplicates of the rows, and prints them as a table."""
@@ -94,7 +95,7 @@ class Measurements:
                 output = self.trainer.predict(split, None, name, codes=codes, queries=queries)
                 metrics = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
                 self.add(name, system, dataclasses.replace(output, metrics=metrics))
-                if lexical and distributed.rank_and_world_size()[0] == 0:
+                if lexical and distributed.is_main():
                     self._measure_lexical(name, split, queries, codes)
 
     def _measure_lexical(self, name: str, split: Split, embedded: Tensor, codes: Tensor) -> None:
@@ -138,8 +139,10 @@ class Measurements:
         ranks = (self.measured[name], output.ranking, *columns, output.by_query, made_by)
         self._ranks[f"ranks-{name}-{system}.parquet"] = ranks
 
-    def follow(self) -> None:
+    def on_evaluate(self, args, state, control, **kwargs) -> None:
         """Logs the MRR on each additional evaluation set during training, and the change since the start."""
+        if not self.trainer.is_in_train:
+            return
         outputs = self.trainer.predict_sets({name: self.measured[name] for name in self.trainer.followed}, "eval")
         for name, output in outputs.items():
             metrics = {"mrr": output.metrics[f"eval_{name}_mrr"]}
@@ -149,7 +152,7 @@ class Measurements:
 
     def finish(self) -> None:
         """Writes the results and the model card, and prints a table of results and example queries."""
-        if distributed.rank_and_world_size()[0] != 0:
+        if not distributed.is_main():
             return
         path = self.folder.path
         args = self.trainer.args
@@ -232,15 +235,3 @@ class Measurements:
 
 def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:
     return [text.split() for text in column_texts(rows, text_column(rows, columns, side))]
-
-
-class FollowOtherQueries(TrainerCallback):
-    """A callback that measures a run's additional evaluation sets at every evaluation during training."""
-
-    def __init__(self, measurements: Measurements):
-        self.measurements = measurements
-
-    def on_evaluate(self, args, state, control, **kwargs) -> None:
-        """Measures the additional evaluation sets if training is in progress."""
-        if self.measurements.trainer.is_in_train:
-            self.measurements.follow()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer import distributed
 from soft_trainer.data.trained_rows import write_trained_rows
@@ -45,10 +45,10 @@ from soft_trainer.files import (
 )
 from soft_trainer.fingerprints import file_fingerprint, plain_settings
 from soft_trainer.options.option_spec import references
+from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.run_fingerprint import (
     FOLDER,
-    KINDS,
     LENGTHS,
     RESUME,
     changes,
@@ -288,7 +288,7 @@ class OutputFolder(TrainerCallback):
         """Saves the trained encoder, and replaces the files of an earlier run. Every process calls this method."""
         aside = self.path / ASIDE
         trainer.save_model(str(aside), _internal_call=True)  # `Measurements.finish` writes the card
-        if distributed.rank_and_world_size()[0] == 0:
+        if distributed.is_main():
             write_trained_rows(aside, trainer.train_split, trainer.encoder)
             self.clear()
             # The record lists no files until the run has been evaluated.
@@ -316,7 +316,7 @@ class OutputFolder(TrainerCallback):
 def check_apart(output_dir: str | Path, options: Sequence) -> None:
     """Raises UserError if an option refers to an encoder or rows in the output folder, which the run may replace."""
     output = Path(output_dir).resolve()
-    for reference in references(KINDS, option_values(*options)):
+    for reference in references(OF_A_RUN, option_values(*options)):
         for value in reference.values:
             if reference.kind != "place" and os.path.exists(value) and Path(value).resolve().is_relative_to(output):
                 raise UserError(
@@ -398,13 +398,12 @@ def newest_complete(output_dir: str | Path) -> str | None:
     times.
     """
     times: dict[str, float] = {}
-    for folder in (Path(output_dir), Path(output_dir) / ROLLING):
-        for checkpoint in sort_checkpoints(str(folder), PREFIX_CHECKPOINT_DIR):
-            written = _written(Path(checkpoint))
-            if written is None:
-                print_on_main(f"warning: skipping {checkpoint}: incomplete, or written by another version")
-            else:
-                times[checkpoint] = written
+    for checkpoint in checkpoints_in(output_dir):
+        written = _written(checkpoint)
+        if written is None:
+            print_on_main(f"warning: skipping {checkpoint}: incomplete, or written by another version")
+        else:
+            times[str(checkpoint)] = written
     return max(times, key=times.get, default=None)
 
 

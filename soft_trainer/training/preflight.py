@@ -18,7 +18,6 @@ from soft_trainer.encoders import adapters
 from soft_trainer.encoders.comparing import LARGEST_COMPARED, MISSING_WEIGHTS
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import check_model, given_encoder, load_model
-from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator
@@ -134,17 +133,12 @@ def make_plan(
 
 
 def check_encoder(model: PreTrainedModel, tokenizer, profile: EncoderProfile) -> None:
-    """Checks that the encoder fits its tokenizer and profile.
+    """Checks that the encoder fits its profile, and has a vector for each token of its tokenizer.
 
     Raises:
         UserError: a check fails.
     """
     check_model(model, profile)
-    check_vocabulary(model, tokenizer)
-
-
-def check_vocabulary(model: PreTrainedModel, tokenizer) -> None:
-    """Raises UserError if the tokenizer has tokens for which the model has no vector."""
     vectors = getattr(model.get_input_embeddings(), "num_embeddings", None)
     tokens = max([len(tokenizer) - 1, *tokenizer.get_added_vocab().values()]) + 1
     if vectors is not None and tokens > vectors:
@@ -207,12 +201,6 @@ def pads(args, own_collator: bool, accelerator, pooling: str) -> str | None:
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def check_packing(packing: object, passes: Passes) -> None:
-    """Raises UserError if the option `packing` is true but the passes must be padded."""
-    if str(packing).lower() == "true" and not passes.packed:
-        raise UserError(f"packing=true: the texts of this run cannot be packed: {passes.why_padded}")
-
-
 def check_adapter(model: PreTrainedModel, args, profile: EncoderProfile) -> None:
     """Checks that the model's adapter, if any, can be trained, saved, loaded again and merged.
 
@@ -229,7 +217,7 @@ def check_adapter(model: PreTrainedModel, args, profile: EncoderProfile) -> None
     _check_saved(model)
     if not getattr(args, "merge_lora", False):
         _check_loadable(model, args.push_to_hub)
-        if not hasattr(model, BASE_COMPARED) and distributed.rank_and_world_size()[0] == 0:
+        if not hasattr(model, BASE_COMPARED) and distributed.is_main():
             _check_base(model, profile)
             setattr(model, BASE_COMPARED, True)
     elif args.fsdp or args.deepspeed:

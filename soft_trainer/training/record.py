@@ -17,7 +17,8 @@ from soft_trainer.fingerprints import plain_settings
 from soft_trainer.hub.model_card import license_of
 from soft_trainer.options.defaults import estimator_name
 from soft_trainer.options.option_spec import changed_options, references
-from soft_trainer.training.run_fingerprint import KINDS, affects_results, option_values
+from soft_trainer.options.parse import OF_A_RUN
+from soft_trainer.training.run_fingerprint import affects_results, option_values
 
 PLOTTED = {"loss": "training loss", "eval_mrr": "MRR on valid"}  # keys of the trainer's log, with titles of plots
 
@@ -73,7 +74,7 @@ def trainer_record(trainer, statistics: Mapping | None = None) -> dict:
 def public_options(*options) -> dict[str, object]:
     """Returns the options that affect results, in a form to publish: a local path is reduced to its last part."""
     values = {name: value for name, value in option_values(*options).items() if affects_results(name)}
-    for reference in references(KINDS, values):
+    for reference in references(OF_A_RUN, values):
         on_hub = reference.kind in ("rows", "encoder")
         values[reference.option] = ",".join(public_name(value, on_hub) for value in reference.values)
     return plain_settings(values)

@@ -44,9 +44,10 @@ from soft_trainer.fingerprints import (
     tokenizer_fingerprint,
 )
 from soft_trainer.hub.model_card import environment
-from soft_trainer.options.fields import DataArguments, EstimatorOptions, LossOptions, TrainingOptions
+from soft_trainer.options.fields import DataArguments, EstimatorOptions, LossOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import Reference, option_specs, references
+from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.options.resolve import FALLING
 from soft_trainer.options.training import (
     AFFECT_CHOICES,
@@ -56,7 +57,6 @@ from soft_trainer.options.training import (
 )
 
 FORMAT = 4  # increases when checkpoints or the way batches are drawn become incompatible
-KINDS = (ModelArguments, DataArguments, TrainingOptions)
 OWN_NAME = re.compile(r"[\w.]+:[\w.<>]+")  # a user's function or class, as `module:name`
 
 # ---- The keys that may differ ----
@@ -166,7 +166,7 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
     if "bf16" not in getattr(args, "named", ()):  # the device chose it
         found.pop("bf16", None)
     languages = str(values.get("language") or "").split(",")
-    for reference in references(KINDS, {name: value for name, value in values.items() if name in found}):
+    for reference in references(OF_A_RUN, {name: value for name, value in values.items() if name in found}):
         if reference.kind == "tree":  # its rows are compared instead
             del found[reference.option]
         else:
@@ -185,7 +185,7 @@ def choose_by_metrics(args: TrainingArguments) -> bool:
 @functools.cache
 def affects_results(name: str) -> bool:
     """Returns True if an option affects results, or is unknown because it comes from another version."""
-    for kind in KINDS:
+    for kind in OF_A_RUN:
         if name in option_specs(kind):
             return option_specs(kind)[name].results
     return name in AFFECT_RESULTS or name not in (*AFFECT_CHOICES, *AFFECT_NOTHING)
@@ -195,7 +195,7 @@ def affects_results(name: str) -> bool:
 def _defaults() -> dict[str, object]:
     """Returns the defaults of all options except AFFECT_CHOICES, keyed by name."""
     found = {}
-    for kind in (*KINDS, SoftInfoNCETrainingArguments):
+    for kind in (*OF_A_RUN, SoftInfoNCETrainingArguments):
         for each in dataclasses.fields(kind):
             default = each.default
             if each.default_factory is not dataclasses.MISSING:
