@@ -93,6 +93,7 @@ from soft_trainer.training.prepared_rows import prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
 from soft_trainer.training.run_fingerprint import (
     MEASURED_ROWS,
+    PASSES,
     TRAINING_ROWS,
     choose_by_metrics,
     loaded_fingerprint,
@@ -725,8 +726,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self.train_split is not None:
             found |= {TRAINING_ROWS: self.train_split.fingerprint(), "do_train": True}
         if self.measured is not None:
-            found[MEASURED_ROWS] = splits_hash(self.measured)
-        found["the forward passes"] = "packed" if self.passes.packed else "padded"
+            # The names of the followed sets are those of their folders, which may be renamed.
+            own = {name: split for name, split in self.measured.items() if name not in self.followed}
+            found[MEASURED_ROWS] = splits_hash(own | dict(enumerate(self.measured[name] for name in self.followed)))
+        found[PASSES] = "packed" if self.passes.packed else "padded"
         if metrics_choose:
             found["the evaluation rows"] = splits_hash(self.eval_dataset)
         return found | loaded_fingerprint(

@@ -66,15 +66,18 @@ class Measurements(TrainerCallback):
     def _statistics(self) -> dict[str, dict]:
         """Computes the lengths and duplicates of the rows, and prints them as a table."""
         trainer = self.trainer
-        if trainer.train_split is None:
+        args = trainer.args
+        if not getattr(args, "report", False):
             return {}
-        splits = {"train": trainer.train_split} | {n: s for n, s in self.measured.items() if n not in trainer.followed}
-        with trainer.args.main_process_first(desc="tokenising"):
+        splits = {} if trainer.train_split is None else {"train": trainer.train_split}
+        splits |= {name: split for name, split in self.measured.items() if name not in trainer.followed}
+        with args.main_process_first(desc="tokenising"):
             statistics = data_statistics(splits, trainer.encoder, trainer.processing_class)
         about = trainer.about
         published = about.get("dataset") == CODESEARCHNET and len(about["languages"]) == 1
         paper = about["languages"][0] if published else None
-        print_on_main(statistics_table(statistics, paper, complete=not trainer.train_split.sources))
+        several = trainer.train_split is not None and trainer.train_split.sources
+        print_on_main(statistics_table(statistics, paper, args.do_eval and args.do_predict and not several))
         return statistics
 
     def measure(self, system: str, lexical: bool = False) -> None:

@@ -62,8 +62,9 @@ OWN_NAME = re.compile(r"[\w.]+:[\w.<>]+")  # a user's function or class, as `mod
 # ---- The keys that may differ ----
 
 TRAINING_ROWS = "the training rows"
-MEASURED_ROWS = "the measured rows"
+MEASURED_ROWS = "the rows to measure"
 STARTING_WEIGHTS = "the weights before training"
+PASSES = "the forward passes"
 LENGTHS = ("num_train_epochs", "max_steps")
 
 # The comparisons with an earlier run: the run in the output folder, a study's run, and the checkpoint to resume from.
@@ -76,6 +77,7 @@ COUNTS_FOR = {
     **dict.fromkeys(BY_LAUNCHER, (FOLDER, RESUME)),
     **dict.fromkeys(LENGTHS, (FOLDER, STUDY)),  # a run may resume for longer; see `shortened`
     **dict.fromkeys(("do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS), (FOLDER, STUDY)),
+    PASSES: (RESUME,),  # a finished run stays finished
     STARTING_WEIGHTS: (FOLDER,),  # a resumed run gets its weights from the checkpoint
     # A resumed run compares what these options produced: the rows, the encoder, the criterion and the estimator.
     **dict.fromkeys(option_specs(ModelArguments), (FOLDER, STUDY)),

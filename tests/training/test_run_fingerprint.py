@@ -226,8 +226,8 @@ def test_the_base_of_an_adapter_counts(place):
 # name: (the changed rows, message of a folder, of a resumed run)
 ROWS = {
     "training rows": ("train", "the training rows changed", "the training rows changed"),
-    "test rows": ("test", "the measured rows changed", None),
-    "an additional set": ("more", "the measured rows changed", None),
+    "test rows": ("test", "the rows to measure changed", None),
+    "an additional set": ("more", "the rows to measure changed", None),
 }
 
 
@@ -240,7 +240,7 @@ def test_changed_rows(change, dataset):
         for name in ("train", "test", "more"):
             parts[name] = Split.from_pairs(dataset.select(range(size if name == changed else 9)))
         train = parts.pop("train")
-        both.append({"the training rows": train.fingerprint(), "the measured rows": splits_hash(parts)})
+        both.append({"the training rows": train.fingerprint(), "the rows to measure": splits_hash(parts)})
     check(changes(*both, may_differ(FOLDER)), folder)
     check(changes(*both, may_differ(RESUME)), resumed)
 
