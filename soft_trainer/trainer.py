@@ -68,6 +68,7 @@ from soft_trainer.encoders.static import exclude_unknown_token
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.estimators.registry import estimator_of_run
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, by_corpus, mean_over_sets, rank_corpus
 from soft_trainer.options.defaults import apply_defaults, default_output_dir
@@ -231,7 +232,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.measured = eval_dataset if isinstance(eval_dataset, Mapping) else {"eval": eval_dataset}
         self.followed = followed
         self.about = dict(about or {})
-        self.options = tuple(options)
+        self.options = options
         self.passes = Passes()
         self._passes_of = None  # the model and the settings that `passes` is about
         self._parameters: int | None = None  # counted once, because this takes 5 ms
@@ -689,7 +690,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.resolve()
         self.ongoing.contexts.enter_context(self.running())
         checkpoint = self.ongoing.checkpoint
-        preflight.check_estimator(self.estimator, checkpoint, self.state.global_step)
+        if checkpoint and self.state.global_step > 0 and isinstance(self.estimator, InitialModelEstimator):
+            raise UserError(
+                "estimator=initial_model: this trainer has already trained the encoder; resume with a new trainer"
+            )
         self._merging.keep(resumed=checkpoint is not None and self.state.global_step > 0)
         # Compare before preparing the rows, which may take hours, and again once the estimator has loaded its encoder.
         self.run_fingerprint = compared(self.fingerprint, checkpoint)

@@ -148,9 +148,7 @@ def apply_defaults(
     choice.defaults(schedule | METHODS[kind])
     _choose_teacher(choice, kind, profile.teacher, estimator)
     _adapt(choice, kind, estimator)
-    hidden = ["dataloader_drop_last"]
-    if not reads_estimator(args, split):
-        hidden.append("estimator")
+    hidden = ("dataloader_drop_last", None if reads_estimator(args, split) else "estimator")
     shown = []
     for name, origin in args.origins.items():
         if origin == ENCODER and getattr(args, name) != getattr(type(args), name) and name not in hidden:
@@ -170,7 +168,7 @@ def default_output_dir(args: SoftInfoNCETrainingArguments, label: str, about: Ma
         label: the short name of the encoder.
         about: see `SoftInfoNCETrainer`.
     """
-    if not about or not about.get("dataset"):
+    if not about:
         return "outputs"
     rows = "-".join(about["languages"]) or about["dataset"].rsplit("/", 1)[-1]
     estimator = args.estimator or "none"

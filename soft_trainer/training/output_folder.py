@@ -14,8 +14,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -68,8 +68,7 @@ NO, NEWEST = ("none", "false", "no"), ("true", "last", "yes")  # values of `resu
 # ---- The run in a folder ----
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """What an output folder contains before a run starts: nothing, the same run, or another run.
 
     Args:

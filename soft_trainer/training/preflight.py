@@ -21,7 +21,6 @@ from soft_trainer.encoders.loading import check_model, given_encoder, load_model
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator
-from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import MAP, ndcg_name, shorter_metric
 from soft_trainer.options.resolve import Plan, check_codes, resolve
@@ -329,18 +328,6 @@ def warn_of_another_teacher(profile: EncoderProfile, teacher: str | None, identi
     """
     if teacher is not None and teacher == profile.teacher and identity not in (None, profile.teacher_identity):
         print_on_main(f"warning: teacher={teacher}: has changed since this encoder was distilled from it")
-
-
-def check_estimator(estimator, checkpoint: str | None, step: int) -> None:
-    """Raises UserError if the estimator needs the encoder before training, which is no longer available.
-
-    Args:
-        step: the number of steps that this trainer has already trained.
-    """
-    if checkpoint and step > 0 and isinstance(estimator, InitialModelEstimator):
-        raise UserError(
-            "estimator=initial_model: this trainer has already trained the encoder; resume with a new trainer"
-        )
 
 
 def first_encoder(

@@ -13,15 +13,12 @@ from soft_trainer import distributed
 from soft_trainer.data.trained_rows import write_trained_rows
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import ADAPTER_WEIGHTS, ROLLING, reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
 from soft_trainer.hub.model_card import environment, write_model_card
-from soft_trainer.options.resolve import Plan
 from soft_trainer.training import reporting
 from soft_trainer.training.negatives import negatives_to_draw
-from soft_trainer.training.ongoing import Training
-from soft_trainer.training.output_folder import OutputFolder, mark_complete, remove_rolling, saving_checkpoint
+from soft_trainer.training.output_folder import mark_complete, remove_rolling, saving_checkpoint
 from soft_trainer.training.record import trainer_record
 
 
@@ -34,15 +31,10 @@ class SavingTrainer(Trainer):
         ongoing: the training run in progress, and what it resumed from.
         run_fingerprint: everything that the results depend on (`run_fingerprint.py`), on the main process only.
         evaluations: for each evaluation, its step, whether it ran during training, and its metrics.
+        folder: the output folder.
+        report: the `Measurements` of the last training, if there are any.
     """
 
-    encoder: EncoderProfile
-    plan: Plan
-    ongoing: Training
-    run_fingerprint: dict[str, object]
-    evaluations: list[tuple[int, bool, dict]]
-    folder: OutputFolder
-    report = None  # the `Measurements` of the last training, if there are any
     _is_saving_checkpoint = False  # checkpoints keep adapters unmerged, so that a resumed run is exact
     _is_rolling = False  # True while `save_rolling_checkpoint` saves
 

@@ -23,6 +23,7 @@ from soft_trainer.encoders.loading import given_encoder
 from soft_trainer.encoders.sentence_transformers_fields import FIELDS
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.building import build_encoder
+from soft_trainer.training.starting import starting_encoder
 
 TEXTS = [
     "Sort a List with QuickSort",
@@ -232,13 +233,13 @@ def test_an_encoder_with_the_profile_of_the_user_is_not_compared(saved):
     starting = build_encoder(arguments)
     profile = starting.profile
     assert starting.load()[0].config.hidden_size == WIDTH
-    assert given_encoder(folder, profile=profile)[2] == profile
+    assert starting_encoder(folder, profile=profile).profile == profile
 
 
 def test_options_of_the_user_are_not_compared(saved):
     folder = saved(CASES["cls"])
     arguments = SoftInfoNCETrainingArguments(output_dir=str(folder.parent / "out"), use_cpu=True)
-    _, _, profile = given_encoder(folder)
+    profile = starting_encoder(folder).profile
     trainer = SoftInfoNCETrainer(folder, arguments, encoder=profile.replace(pooling="mean"))
     assert trainer.encoder.pooling == "mean"
 
