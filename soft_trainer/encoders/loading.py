@@ -417,7 +417,7 @@ def given_encoder(
     """Returns the encoder, tokenizer and profile for a model of any supported type, such as a `SentenceTransformer`.
 
     Args:
-        model: a `PreTrainedModel`, a `PeftModel`, a `SentenceTransformer`, an `Encoder`, a folder, or a Hub name.
+        model: a `PreTrainedModel`, a `PeftModel`, a `SentenceTransformer` or an `Encoder`.
         tokenizer, profile: the user's tokenizer and profile. By default, the model's. A mapping changes settings of
             the model's profile, such as `query_length`.
 
@@ -428,11 +428,6 @@ def given_encoder(
     if isinstance(profile, Mapping):
         changes = profile
         profile = None
-    if isinstance(model, str | Path):
-        inferred = profile is None
-        profile = (profile or resolve_profile(model)).changed(changes)
-        tokenizer = tokenizer or load_tokenizer(model, profile)
-        return load_model(model, profile, compare=inferred), tokenizer, profile
     if isinstance(model, Encoder):
         return model.model, tokenizer or model.tokenizer, (profile or model.profile).changed(changes)
     if hasattr(model, "modules") and hasattr(model, "encode_query"):  # without importing sentence-transformers

@@ -25,7 +25,7 @@ def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
     Raises:
         UserError: a push would fail (see `check_push`), or the rows to push come from `dataset_name`.
     """
-    if distributed.rank_and_world_size()[0] != 0:
+    if not distributed.is_main():
         return
     if name := data.push_data_to_hub:
         own_rows = data.source_dir or data.history or data.data_dir

@@ -26,7 +26,7 @@ from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.run.building import build_model, build_profile, build_tokenizer
+from soft_trainer.run.building import build_encoder
 
 TEXTS = ["read all lines of a file", "def reverse(text): return text[::-1]", "sort"]
 
@@ -84,8 +84,9 @@ def test_every_library_loads_the_same_embeddings(adapted, base, tokenizer, profi
     assert all(parameter.requires_grad for parameter in loaded.model.parameters())
 
     arguments = ModelArguments(model_name_or_path=str(folder))
-    again = build_profile(arguments)
-    model = build_model(arguments, again, build_tokenizer(arguments, again, None))
+    starting = build_encoder(arguments)
+    again = starting.profile
+    model, _ = starting.load()
     close(embeddings(model, tokenizer, again), expected)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trainable if merge else all("lora_" in name for name in trainable)

@@ -23,7 +23,8 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import given_encoder
 from soft_trainer.encoders.sentence_transformers_fields import FIELDS
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.run.building import build_model, build_profile, build_tokenizer
+from soft_trainer.run.building import build_encoder
+from soft_trainer.training.starting import starting_encoder
 
 TEXTS = [
     "Sort a List with QuickSort",
@@ -246,15 +247,16 @@ def test_a_sentence_transformer_is_compared_as_it_is(saved):
 def test_an_encoder_with_the_profile_of_the_user_is_not_compared(saved):
     folder = saved(CASES["dense"])
     arguments = ModelArguments(model_name_or_path=str(folder), profile="auto", query_length=16, code_length=32)
-    profile = build_profile(arguments)
-    assert build_model(arguments, profile, build_tokenizer(arguments, profile, None)).config.hidden_size == WIDTH
-    assert given_encoder(folder, profile=profile)[2] == profile
+    starting = build_encoder(arguments)
+    profile = starting.profile
+    assert starting.load()[0].config.hidden_size == WIDTH
+    assert starting_encoder(folder, profile=profile).profile == profile
 
 
 def test_options_of_the_user_are_not_compared(saved):
     folder = saved(CASES["cls"])
     arguments = SoftInfoNCETrainingArguments(output_dir=str(folder.parent / "out"), use_cpu=True)
-    _, _, profile = given_encoder(folder)
+    profile = starting_encoder(folder).profile
     trainer = SoftInfoNCETrainer(folder, arguments, encoder=profile.replace(pooling="mean"))
     assert trainer.encoder.pooling == "mean"
 
