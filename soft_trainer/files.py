@@ -23,7 +23,6 @@ from soft_trainer.errors import UserError
 # ---- The files of an output folder ----
 
 RECORD = "run.json"
-STUDIED = "study.json"  # written for a run of a study: the launcher, and the settings that the launcher decided
 DEPENDS_ON = "depends on"  # the key of the run fingerprint in a run's record and in a checkpoint's marker
 LISTED = "files"  # the key of the list of the run's files in its record
 RECORD_FORMAT = 3  # of `run.json`; earlier formats contain local paths

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--only", metavar="NAME,...", help="start only the runs with these names")
     add("--set", action="extend", nargs="+", default=[], metavar="OPTION=VALUE", help="set an option of every run")
     add("--output_dir", help="parent folder of the runs' output folders")
-    add("--redo", action="store_true", help="delete and repeat runs whose options or rows changed")
+    add("--redo", action="store_true", help="repeat the runs from the beginning")
 
 
 def run(arguments: argparse.Namespace) -> int:

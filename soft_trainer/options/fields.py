@@ -423,10 +423,12 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
         least=1,
     )
     seed: int = training_option(42, "Random seed for rows, batches, dropout and new weights.", least=0)
-    bf16: bool | None = training_option(
+    bf16: bool | None = not_in_results(  # the precision itself counts
         None,
         "Train and encode in bfloat16. Default: yes if the GPU or CPU computes in it, not if static.",
         evaluation=True,
+        group="training",
+        common=True,
     )
     packing: str = not_in_results(
         "auto",

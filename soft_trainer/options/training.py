@@ -17,16 +17,8 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import check_values, documented, option_specs
 from soft_trainer.references import name_functions
 
-# Every option of `transformers` that this package does not declare itself is in one of these three lists. The
+# The options of `transformers` that do not affect results, or not always. All others count in a run fingerprint. The
 # package's options declare whether they affect results (`results`).
-AFFECT_RESULTS = """
-    adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size average_tokens_across_devices bf16_full_eval data_seed
-    dataloader_drop_last dataloader_in_order deepspeed do_eval do_predict do_train fp16 fp16_full_eval fsdp fsdp_config
-    full_determinism gradient_accumulation_steps ignore_data_skip label_smoothing_factor liger_kernel_config
-    load_best_model_at_end lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps neftune_noise_alpha optim
-    optim_args optim_target_modules parallelism_config tf32 torch_compile torch_compile_backend torch_compile_mode
-    use_liger_kernel warmup_steps weight_decay
-""".split()
 # These affect results only if metrics choose the checkpoint or the learning rate.
 AFFECT_CHOICES = """
     eval_delay eval_on_start eval_steps eval_strategy greater_is_better metric_for_best_model save_steps save_strategy

@@ -1,8 +1,7 @@
-"""Runs a study's configurations with several seeds. Skips finished runs and resumes interrupted ones."""
+"""Runs a study's configurations with several seeds. A run that is finished or interrupted finds out by itself."""
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
@@ -10,27 +9,22 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import DEPENDS_ON, RECORD, STUDIED, checkpoints_in, write_json
-from soft_trainer.options.defaults import apply_defaults
+from soft_trainer.files import LISTED, checkpoints_in
 from soft_trainer.options.parse import OF_A_RUN, parse
 from soft_trainer.options.recipes import read_recipe
-from soft_trainer.run.building import build_encoder
 from soft_trainer.terminal import print_on_main, table
-from soft_trainer.training.output_folder import DONE, NEW, OTHER, STOPPED, State, lock, lock_file, record_of, state_of
-from soft_trainer.training.run_fingerprint import BY_LAUNCHER, STUDY, may_differ, run_fingerprint
+from soft_trainer.training.output_folder import lock, lock_file, record_of
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
 RECIPE = "recipe.yaml"
 LOG = "log.txt"
-UNFINISHED_REDO = "unknown, because a --redo with another launcher did not finish"
 
 # Options that a run cannot set, with what sets them.
 _OF_STUDY = {"seed": "set the study's `seeds` instead", "output_dir": "set the study's `output_dir` instead"}
@@ -152,64 +146,30 @@ def check_options(run: PlannedRun) -> tuple:
         raise UserError(f"{run.name}: {error}") from error
 
 
-# ---- The folder of a run ----
-
-
-def state_of_run(study: Study, run: PlannedRun) -> State:
-    """Returns the state of a run's folder: new, stopped, done, or made with other settings.
-
-    Launchers are compared as text. The number of processes and the precision depend on the launcher, so they are
-    compared only if a study made the run.
-
-    Raises:
-        UserError: an option is invalid, or the encoder cannot be found.
-    """
-    folder = study.folder(run)
-    if not checkpoints_in(folder) and not (folder / RECORD).is_file():
-        return State(NEW)
-    model_args, data_args, args = check_options(run)
-    with redirect_stderr(io.StringIO()):  # the run itself prints its defaults
-        apply_defaults(args, build_encoder(model_args), trains=args.do_train)
-    made = record_of(folder, STUDIED)  # the launcher, and the processes and the precision that it chose
-    fingerprint = run_fingerprint(model_args, data_args, args)
-    state = state_of(folder, fingerprint | made, may_differ(STUDY) - made.keys())
-    launcher = made.get("launcher", study.launcher)
-    if launcher != study.launcher:
-        return State(OTHER, None, (f"launcher was {launcher!r}, is now {study.launcher!r}",))
-    return state
-
-
 # ---- The runs ----
 
 
 def plan(study: Study) -> str:
-    """Returns a table of a study's runs, with their states and the settings that differ from an earlier run."""
+    """Returns a table of a study's runs: finished, begun or new. Each run compares its settings when it starts."""
     rows = []
     for run in study.runs:
-        state = state_of_run(study, run)
-        rows.append([run.name, state.name, "; ".join(state.changes)])
-    return table(("run", "state", "differs in"), rows)
+        folder = study.folder(run)
+        state = "begun" if checkpoints_in(folder) else "new"
+        if LISTED in record_of(folder):
+            state = "finished"
+        rows.append([run.name, state])
+    return table(("run", "state"), rows)
 
 
 def run_all(study: Study, redo: bool = False) -> int:
-    """Starts the runs that are not done, one at a time, and prints a summary.
+    """Starts the runs, one at a time, and prints a summary. Each run decides whether it is done, goes on or begins.
 
     Args:
-        redo: whether to repeat runs that were made with other settings.
+        redo: whether to repeat the runs from the beginning.
 
     Returns:
         0 if all runs are done, 1 if one failed, 130 after Ctrl-C.
-
-    Raises:
-        UserError: a run was made with other settings.
     """
-    for run in study.runs:
-        state = state_of_run(study, run)
-        if state.name == OTHER and not redo:
-            raise UserError(
-                f"{study.folder(run)}: was made with other settings ({'; '.join(state.changes[:3])}). Set another "
-                "output_dir, or repeat such runs with --redo"
-            )
     outcomes = []
     code = 0
     try:
@@ -227,7 +187,7 @@ def run_all(study: Study, redo: bool = False) -> int:
 
 
 def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
-    """Starts a run in another process, unless the run is done. Returns an outcome, such as "done" or "failed: ..."."""
+    """Starts a run in another process. Returns an outcome, such as "done" or "failed: ..."."""
     folder = study.folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     # The run's process inherits the lock of its log, because it may outlive a study that is killed.
@@ -235,35 +195,16 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
         if not lock_file(log) or (held := lock(folder)) is None:
             return "skipped: another study or run has it open"
         os.close(held)  # the run locks its folder
-        state = state_of_run(study, run)
-        pushes = run.options.get("push_to_hub") or run.options.get("push_data_to_hub")
-        mines = run.options.get("source_dir") or run.options.get("history")
-        # A finished run starts again to push, in case its push failed, and to see whether its tree has changed.
-        if state.name == DONE and not (pushes or mines):
-            return "done before"
-        if state.name == OTHER and not redo:
-            return f"differs: {'; '.join(state.changes[:3])}"
-        # Until the run ends, the folder may hold the results of the earlier launcher.
-        launcher = record_of(folder, STUDIED).get("launcher", study.launcher)
-        relaunched = state.name == OTHER and launcher != study.launcher
-        write_json(folder / STUDIED, {"launcher": UNFINISHED_REDO if relaunched else study.launcher})
         (folder / RECIPE).write_text(yaml.safe_dump(dict(run.options), sort_keys=True))
-        verb = {STOPPED: "continues", OTHER: "starts again", DONE: "checks again"}.get(state.name, "starts")
-        print_on_main(f"{title}: {verb}; output in {folder / LOG}")
+        print_on_main(f"{title}: output in {folder / LOG}")
         start = log.tell()
-        command = _command(study, folder, overwrite=state.name == OTHER)
         # Ctrl-C reaches the study, the launcher and the run, because they share a process group.
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(_command(study, folder, redo), stdout=log, stderr=subprocess.STDOUT)
         try:
             code = process.wait()
         finally:
             process.wait()
-    if code:
-        return f"failed: {_last_line(folder / LOG, start)}"
-    depends_on = record_of(folder).get(DEPENDS_ON, {})
-    decided = {name: depends_on[name] for name in BY_LAUNCHER if name in depends_on}
-    write_json(folder / STUDIED, {"launcher": study.launcher} | decided)
-    return "done"
+    return f"failed: {_last_line(folder / LOG, start)}" if code else "done"
 
 
 def _command(study: Study, folder: Path, overwrite: bool) -> list[str]:

@@ -12,7 +12,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -48,11 +48,10 @@ from soft_trainer.options.option_spec import references
 from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.run_fingerprint import (
-    FOLDER,
-    LENGTHS,
-    RESUME,
+    MAY_CHANGE,
+    MAY_CHANGE_ON_RESUME,
+    PASSES,
     changes,
-    may_differ,
     option_values,
     own_names,
     shortened,
@@ -83,12 +82,10 @@ class State(NamedTuple):
     changes: tuple[str, ...] = ()
 
 
-def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str] = may_differ(FOLDER)) -> State:
-    """Compares the run in an output folder with the current run.
+def state_of(folder: str | Path, fingerprint: Mapping) -> State:
+    """Compares the run in an output folder with the current run, whose fingerprint is `fingerprint`.
 
-    Args:
-        fingerprint: the fingerprint of the current run.
-        may_change: the keys of the fingerprint that may differ.
+    A run that is to train for longer continues.
     """
     folder = Path(folder)
     lines = []
@@ -97,15 +94,15 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
         lines = [f"its {RECORD} was not written by a training run"]
         record = record_of(folder)
         if DEPENDS_ON in record:
-            lines = changes(record[DEPENDS_ON], fingerprint, may_change)
+            lines = _differences(record[DEPENDS_ON], fingerprint)
             unended = not lines and LISTED not in record  # the list is written last
         whole = not fingerprint.get("do_train") or files_matching(folder, WEIGHT_FILES)
-        if not lines and whole and not unended:
+        if not lines and whole and not unended and not changes(record[DEPENDS_ON], fingerprint, {PASSES}):
             return State(DONE)
     checkpoint = newest_complete(folder)
     if checkpoint is not None:
         marker = read_json(Path(checkpoint) / MARKER)
-        differ = changes(marker[DEPENDS_ON], fingerprint, may_change)
+        differ = _differences(marker[DEPENDS_ON], fingerprint)
         if not differ and not marker["weights only"]:
             return State(STOPPED, checkpoint)
         lines = lines or differ or [f"{checkpoint} has only weights"]
@@ -116,6 +113,12 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
     if held and not unended:
         return State(OTHER, None, tuple(lines) or (f"{', '.join(sorted(held)[:4])} would be overwritten",))
     return State(NEW)
+
+
+def _differences(then: Mapping, now: Mapping) -> list[str]:
+    """Lists what makes two runs different: settings and content, and a length that became shorter."""
+    shorter = shortened(then, now)
+    return [*([shorter] if shorter else []), *changes(then, now, MAY_CHANGE)]
 
 
 def record_of(folder: Path, name: str = RECORD) -> dict:
@@ -247,12 +250,9 @@ class OutputFolder(TrainerCallback):
         if checkpoint is not None and Path(checkpoint).resolve().is_relative_to(self.path.resolve()):
             self.overwrite = False  # the trainer compares the run with the checkpoint
         elif state.name == OTHER and not self.overwrite:
-            remedy = "set another output_dir, or overwrite=true"
-            if all(line.startswith(tuple(f"{name} was" for name in LENGTHS)) for line in state.changes):
-                remedy = f"to train for longer, resume_from_checkpoint=last; otherwise, {remedy}"
             raise UserError(
                 f"output_dir={self.path}: contains another run or unrelated files ({'; '.join(state.changes[:3])}): "
-                f"{remedy}"
+                "set another output_dir, or overwrite=true"
             )
         elif checkpoint is None and state.name == STOPPED and not self.overwrite:
             checkpoint = state.checkpoint
@@ -481,7 +481,7 @@ def _check_same_run(checkpoint: str, now: Mapping) -> None:
             f"{checkpoint}: {shorter}. The learning rate depends on the length of a run, so it must resume with the "
             "same length, or a larger one; resume_from_checkpoint=false starts a new run"
         )
-    if changed := changes(then, now, may_differ(RESUME)):
+    if changed := changes(then, now, MAY_CHANGE_ON_RESUME):
         raise UserError(
             f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings; "
             "resume_from_checkpoint=false starts a new run"

@@ -9,8 +9,9 @@ The mapping has these keys:
 
 A user's own loss, weighting, estimator, collator and metrics are compared by name: `module:name` (see `own_names`).
 
-Checkpoints and `run.json` store the mapping. `changes` compares two mappings, and COUNTS_FOR lists the keys that don't
-count for every comparison. Caches depend on fewer inputs, so they compare hashes from `fingerprints.py` instead.
+Checkpoints and `run.json` store the mapping. `changes` compares two mappings. MAY_CHANGE has the keys that a run in
+its folder ignores, MAY_CHANGE_ON_RESUME those that a resumed run ignores. Caches depend on fewer inputs, so they
+compare hashes from `fingerprints.py` instead.
 """
 
 from __future__ import annotations
@@ -49,12 +50,7 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import Reference, option_specs, references
 from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.options.resolve import FALLING
-from soft_trainer.options.training import (
-    AFFECT_CHOICES,
-    AFFECT_NOTHING,
-    AFFECT_RESULTS,
-    SoftInfoNCETrainingArguments,
-)
+from soft_trainer.options.training import AFFECT_CHOICES, AFFECT_NOTHING, SoftInfoNCETrainingArguments
 
 FORMAT = 4  # increases when checkpoints or the way batches are drawn become incompatible
 OWN_NAME = re.compile(r"[\w.]+:[\w.<>]+")  # a user's function or class, as `module:name`
@@ -66,38 +62,20 @@ MEASURED_ROWS = "the rows to measure"
 STARTING_WEIGHTS = "the weights before training"
 PASSES = "the forward passes"
 LENGTHS = ("num_train_epochs", "max_steps")
-
-# The comparisons with an earlier run: the run in the output folder, a study's run, and the checkpoint to resume from.
-FOLDER, STUDY, RESUME = "folder", "study", "resume"
-BY_LAUNCHER = ("processes", "precision")
-# For which comparisons a key counts. All other keys count for all of them.
-COUNTS_FOR = {
-    "versions": (),
-    "bf16": (STUDY,),  # the others compare the precision, which a study does not know
-    **dict.fromkeys(BY_LAUNCHER, (FOLDER, RESUME)),
-    **dict.fromkeys(LENGTHS, (FOLDER, STUDY)),  # a run may resume for longer; see `shortened`
-    **dict.fromkeys(("do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS), (FOLDER, STUDY)),
-    PASSES: (RESUME,),  # a finished run stays finished
-    STARTING_WEIGHTS: (FOLDER,),  # a resumed run gets its weights from the checkpoint
-    # A resumed run compares what these options produced: the rows, the encoder, the criterion and the estimator.
-    **dict.fromkeys(option_specs(ModelArguments), (FOLDER, STUDY)),
-    **dict.fromkeys(option_specs(DataArguments), (FOLDER, STUDY)),
-    **dict.fromkeys(option_specs(EstimatorOptions), (FOLDER, STUDY)),
-    **dict.fromkeys(option_specs(LossOptions), (FOLDER, STUDY)),
-}
-
-
-@functools.cache
-def may_differ(comparison: str) -> frozenset[str]:
-    """Returns the keys that may differ in a comparison: FOLDER, STUDY or RESUME."""
-    return frozenset(key for key, comparisons in COUNTS_FOR.items() if comparison not in comparisons)
+# A run in its folder may become longer (see `shortened`), and a finished run stays finished on another device.
+MAY_CHANGE = frozenset((*LENGTHS, PASSES))
+# A resumed run gets its weights from the checkpoint, and compares what options produced: the rows, the encoder, the
+# criterion and the estimator.
+MAY_CHANGE_ON_RESUME = frozenset(
+    (*LENGTHS, "do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS, STARTING_WEIGHTS)
+).union(*map(option_specs, (ModelArguments, DataArguments, EstimatorOptions, LossOptions)))
 
 
 def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]:
     """Lists the differences between two run fingerprints, such as "seed was 42, is now 7".
 
     A missing option counts as its default value. Options in AFFECT_CHOICES and all other keys, except the format, are
-    compared only if both fingerprints have them.
+    compared only if both fingerprints have them. Versions of libraries are never compared.
 
     Args:
         then: a fingerprint from a checkpoint or record.
@@ -108,7 +86,7 @@ def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]
     defaults = _defaults()
     for name in [*now, *(name for name in then if name not in now)]:
         known = name in defaults or name == "format" or (name in then and name in now)
-        if name in may_change or not known:
+        if name in may_change or name == "versions" or not known:
             continue
         before = then.get(name, defaults.get(name))
         after = now.get(name, defaults.get(name))
@@ -165,8 +143,6 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
             counts = affects_results(name) and _or_none(value) != defaults.get(name)
         if counts:
             found[name] = value
-    if "bf16" not in getattr(args, "named", ()):  # the device chose it
-        found.pop("bf16", None)
     languages = str(values.get("language") or "").split(",")
     for reference in references(OF_A_RUN, {name: value for name, value in values.items() if name in found}):
         if reference.kind == "tree":  # its rows are compared instead
@@ -190,19 +166,19 @@ def affects_results(name: str) -> bool:
     for kind in OF_A_RUN:
         if name in option_specs(kind):
             return option_specs(kind)[name].results
-    return name in AFFECT_RESULTS or name not in (*AFFECT_CHOICES, *AFFECT_NOTHING)
+    return name not in (*AFFECT_CHOICES, *AFFECT_NOTHING)
 
 
 @functools.cache
 def _defaults() -> dict[str, object]:
-    """Returns the defaults of all options except AFFECT_CHOICES, keyed by name."""
+    """Returns the defaults of all options that affect results, keyed by name."""
     found = {}
     for kind in (*OF_A_RUN, SoftInfoNCETrainingArguments):
         for each in dataclasses.fields(kind):
             default = each.default
             if each.default_factory is not dataclasses.MISSING:
                 default = each.default_factory()
-            if each.name not in AFFECT_CHOICES:
+            if affects_results(each.name):
                 found[each.name] = _or_none(default)
     return plain_settings(found)
 
