@@ -7,7 +7,8 @@
     python examples/simcse.py ROWS OUTPUT_DIR
     soft-trainer train --estimator simcse --estimator_model OUTPUT_DIR ...
 
-ROWS is anything that `soft_trainer.load_rows` reads, or several of these, separated by commas. As in unsupervised
+ROWS is anything that `soft_trainer.load_rows` reads, or several of these, separated by commas. The paper trains on the
+queries of all six languages: `code-search-net/code_search_net` with `--language all`. As in unsupervised
 SimCSE (Gao et al., 2021), each query is paired with itself: the encoder reads the query twice, and dropout makes the
 two embeddings differ. By default, the batch size, the learning rate and the number of epochs are the same as in the
 paper's published run.
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("rows")
     parser.add_argument("output_dir")
     parser.add_argument("--model", default="sentence-transformers/msmarco-distilbert-dot-v5")
+    parser.add_argument("--language", help="a data set's configuration on the Hub")
     parser.add_argument("--batch_size", type=int, default=256)
     parser.add_argument("--learning_rate", type=float, default=5e-4)
     parser.add_argument("--epochs", type=float, default=10)
@@ -38,7 +40,7 @@ def main() -> None:
 
     queries: dict[str, None] = {}  # a dict keeps each text once, in the order of the rows
     for source in options.rows.split(","):
-        train = load_rows(source)["train"].queries
+        train = load_rows(source, language=options.language)["train"].queries
         for row in train:
             queries[row.get("docstring") or " ".join(row["docstring_tokens"])] = None
     texts = list(queries)

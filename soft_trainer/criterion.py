@@ -14,7 +14,7 @@ from torch import Tensor
 
 from soft_trainer import choices, losses, weights as weightings
 from soft_trainer.errors import UserError
-from soft_trainer.references import import_reference
+from soft_trainer.references import NamedFunction, import_reference
 from soft_trainer.weights import cancel_above_ratio, cancel_top_k, smallest_batch
 
 # A loss or weighting, built in or a user's, is called with the arguments in its signature: tensors and settings.
@@ -71,7 +71,7 @@ class Criterion:
     """A training loss with its settings. Call it with the scores and targets of a batch to compute the loss.
 
     Args:
-        loss: a key of `LOSSES`, or a user's function as `module:name`.
+        loss: a key of `LOSSES`, or a user's function as `module:name`; in training arguments, also any callable.
         weighting: the function that turns similarities into weights: a key of `WEIGHTINGS`, or a user's function as
             `module:name`.
         alpha, beta, temperature, floor: the parameters of Eq. 4 and of the softmax before it.
@@ -216,8 +216,7 @@ class Criterion:
     def _call(self, function: Callable[..., Tensor], batch: Mapping[str, Tensor | None]) -> Tensor:
         """Calls a loss or weighting function with the tensors and settings that are among its arguments."""
         values = {**vars(self), **batch}
-        names = inspect.signature(function).parameters
-        return function(**{name: values[name] for name in names if name in values})
+        return function(**{name: values[name] for name in _arguments(function) if name in values})
 
     # ---- What the settings need ----
 
@@ -234,14 +233,14 @@ class Criterion:
     @functools.cached_property
     def read_by_loss(self) -> frozenset[str]:
         """The names of the loss function's arguments."""
-        return frozenset(inspect.signature(self.loss_function).parameters)
+        return _arguments(self.loss_function)
 
     @property
     def reads(self) -> frozenset[str]:
         """The names of the arguments of the loss function and, if the loss uses weights, of the weighting function."""
         if not self.uses_weights:
             return self.read_by_loss
-        return self.read_by_loss.union(inspect.signature(self.weighting_function).parameters)
+        return self.read_by_loss | _arguments(self.weighting_function)
 
     @property
     def uses_weights(self) -> bool:
@@ -284,8 +283,10 @@ class Criterion:
     def try_out(self) -> None:
         """Tests the loss and weighting functions on two small batches, one of which has masks and extra positives.
 
+        Each batch is also tried with every query twice, which does not change a mean.
+
         Raises:
-            UserError: a function raised an error or returned a tensor of the wrong shape.
+            UserError: a function raised an error or returned a tensor of the wrong shape, or the loss is not a mean.
         """
         grid = torch.linspace(-1, 1, 15).reshape(3, 5)
         positives = torch.arange(3)
@@ -294,7 +295,9 @@ class Criterion:
         for masks in ({}, {"negatives": ~last, "extra_positives": last}):
             scores = grid.clone().requires_grad_()
             try:
-                loss = self(scores, self.targets(positives, similarity=grid, **masks))
+                targets = self.targets(positives, similarity=grid, **masks)
+                loss = self(scores, targets)
+                doubled = self(torch.cat([scores, scores]), targets.mapped(lambda tensor: torch.cat([tensor, tensor])))
             except UserError:
                 raise
             except Exception as error:
@@ -306,6 +309,11 @@ class Criterion:
                 raise UserError(
                     f"loss={self.loss} returned {_shape(loss)} for scores of Tensor[3, 5]: expected a scalar, the "
                     "mean over queries, with a gradient for the scores"
+                )
+            if not torch.isclose(loss, doubled, rtol=1e-3):
+                raise UserError(
+                    f"loss={self.loss} returned {loss:.4g} for a test batch, and {doubled:.4g} for the same queries "
+                    "twice: expected the mean over queries"
                 )
 
 
@@ -365,17 +373,24 @@ def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[..., Tensor]:
-    """Returns the function that `loss` or `weighting` refers to: a key of `known`, or `module:name` to import.
+    """Returns the callable that `loss` or `weighting` refers to: a key of `known`, or `module:name`.
 
     Raises:
         UserError: the function does not exist.
     """
     if name in known:
         return known[name]
+    if isinstance(name, NamedFunction):
+        return name.function
     function = import_reference(option, name)
     if not inspect.isfunction(function):
         raise UserError(f"{option}={name}: expected a function")
     return function
+
+
+def _arguments(function: Callable) -> frozenset[str]:
+    """Returns the names of a callable's arguments, except those that a `functools.partial` has set."""
+    return frozenset(inspect.signature(function).parameters).difference(getattr(function, "keywords", ()))
 
 
 def _shape(value) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from soft_trainer.errors import UserError
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -17,6 +19,11 @@ def rank_and_world_size() -> tuple[int, int]:
     if _is_distributed():
         return (dist.get_rank(), dist.get_world_size())
     return (0, 1)
+
+
+def is_main() -> bool:
+    """Returns True on exactly one process of a run."""
+    return rank_and_world_size()[0] == 0
 
 
 def is_local_main() -> bool:
@@ -110,6 +117,23 @@ def from_main(value):
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def on_main(decide: Callable):
+    """Calls a function on the main process. All processes return its result, or raise the UserError that it raised.
+
+    The result must be small and picklable.
+    """
+    result = problem = None
+    if is_main():
+        try:
+            result = decide()
+        except UserError as error:
+            problem = str(error)
+    result, problem = from_main((result, problem))
+    if problem is not None:
+        raise UserError(problem)
+    return result
 
 
 def any_process(flag: bool) -> bool:

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
-from soft_trainer.encoders.comparing import MISSING_WEIGHTS
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.hub_files import public_name, published_name, saved_adapter
 from soft_trainer.encoders.loading import load_config, load_model, load_tokenizer
@@ -128,10 +127,9 @@ def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:
     Raises:
         UserError: the adapter is not plain LoRA.
     """
-    config = next(iter(model.peft_config.values()))
-    if config.peft_type.value != "LORA" or config.use_dora or config.bias != "none" or config.modules_to_save:
-        raise UserError(f"{ADAPTER_CONFIG}: only plain LoRA can be scaled; merge the adapter first (merge_lora)")
     state = adapters.adapter_state(model)
+    if not all(re.search(r"\b(lora|lora_embedding)_[AB]\b", name) for name in state):
+        raise UserError(f"{ADAPTER_CONFIG}: only plain LoRA can be scaled; merge the adapter first (merge_lora)")
     return {
         name: tensor * ratio if re.search("(lora|embedding)_B", name) else tensor for name, tensor in state.items()
     }
@@ -143,21 +141,18 @@ def _merged_model(
     """Loads the base and the models, and returns the first model with the merged weights.
 
     Raises:
-        UserError: the models are incompatible, or their files lack some weights.
+        UserError: the models are incompatible.
     """
     names = [*models, base]
     loaded = []
     for name in names:
         model = load_model(name, profile, trust_remote_code=trust_remote_code)
-        missing = next(iter(getattr(model, MISSING_WEIGHTS, ())), None)
         if adapters.has_adapter(model):
             model = adapters.merge_adapter(model)
         loaded.append((model, load_tokenizer(name, profile, trust_remote_code=trust_remote_code).get_vocab()))
         difference = _difference(loaded[-1], loaded[0])
         if difference:
             raise UserError(f"{name} cannot be merged with {names[0]}: {difference}")
-        if missing:
-            raise UserError(f"{name}: the files have no weights for {missing}, which would be random")
     *trained, before = (model.state_dict() for model, _ in loaded)
     merged = loaded[0][0]
     merged.load_state_dict(interpolate(before, trained, ratio))

@@ -5,31 +5,41 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 
 from soft_trainer.errors import UserError
 
 
-def name_functions(options) -> None:
-    """Replaces functions in the options `loss` and `weighting` with their names (`module:name`).
+class NamedFunction(str):
+    """The name of a callable that no other process can import, such as a closure, with the callable itself.
 
-    Unlike a function, a name can be stored as JSON, and data workers, other processes and resumed runs can use it to
-    import the function.
+    A run stores and compares the name, `module:name`.
+    """
+
+    function: Callable
+
+
+def name_functions(options) -> None:
+    """Replaces callables in the options `loss` and `weighting` with their names (`module:name`).
+
+    Data workers, other processes and resumed runs import a function at the top level of a module by its name. Any
+    other callable (a closure, a `functools.partial`, an object) stays with its name, as a `NamedFunction`.
 
     Args:
         options: an object that has these two attributes, such as the training arguments.
-
-    Raises:
-        UserError: a function is not defined at the top level of a module.
     """
     for option in ("loss", "weighting"):
         function = getattr(options, option)
         if not callable(function):
             continue
-        module = getattr(function, "__module__", None)
-        name = getattr(function, "__qualname__", "")
-        if getattr(sys.modules.get(module), name, None) is not function:
-            raise UserError(f"{option}={function!r}: define it with `def`, at the top level of a module")
-        setattr(options, option, f"{module}:{name}")
+        called = getattr(function, "func", function)  # of a `functools.partial`
+        if not hasattr(called, "__qualname__"):
+            called = type(called)
+        name = f"{called.__module__}:{called.__qualname__}"
+        if getattr(sys.modules.get(called.__module__), called.__qualname__, None) is not function:
+            name = NamedFunction(name)
+            name.function = function
+        setattr(options, option, name)
 
 
 def import_reference(option: str, reference: str):

@@ -115,7 +115,7 @@ def _is_main() -> bool:
         return True
     from soft_trainer import distributed
 
-    return distributed.rank_and_world_size()[0] == 0
+    return distributed.is_main()
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f", text: Sequence[str] = ()) -> str:

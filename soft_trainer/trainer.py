@@ -25,13 +25,21 @@ import copy
 import dataclasses
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import EarlyStoppingCallback, EvalPrediction, PrinterCallback, ProgressCallback, TrainingArguments
-from transformers.trainer_utils import speed_metrics
+from transformers import (
+    EarlyStoppingCallback,
+    EvalPrediction,
+    PrinterCallback,
+    ProgressCallback,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.criterion import Criterion
@@ -40,20 +48,19 @@ from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.adapters import has_adapter
+from soft_trainer.data.trained_rows import warn_of_trained_pairs
 from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.encoding import (
     Encoder,
     collator_of,
     comparable,
-    dimensions,
     embed_sharded,
     encode,
     placed,
     prompt_length,
     score,
 )
-from soft_trainer.encoders.loading import prepare_tokenizer
+from soft_trainer.encoders.loading import add_padding_token, load_model, prepare_tokenizer
 from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.passes import decide_passes
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -61,25 +68,33 @@ from soft_trainer.encoders.static import exclude_unknown_token
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.estimators.registry import estimator_of_run
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, by_corpus, mean_over_sets, rank_corpus
-from soft_trainer.options.defaults import apply_defaults
-from soft_trainer.options.resolve import Plan, resolve
+from soft_trainer.options.defaults import apply_defaults, default_output_dir
+from soft_trainer.options.resolve import Plan
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
-from soft_trainer.training import checkpoints, interruption, preflight, reporting
+from soft_trainer.training import interruption, preflight, reporting
 from soft_trainer.training.batches import Batch, TrainBatches
-from soft_trainer.training.checkpoints import last_checkpoint
 from soft_trainer.training.collator import PairCollator, pieces_of
 from soft_trainer.training.finite import OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
 from soft_trainer.training.ongoing import Training
-from soft_trainer.training.output_folder import OutputFolder
+from soft_trainer.training.output_folder import (
+    OutputFolder,
+    check_named,
+    compared,
+    remove_rolling,
+    warn_of_changes,
+)
 from soft_trainer.training.prepared_rows import prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
 from soft_trainer.training.run_fingerprint import (
+    MEASURED_ROWS,
+    PASSES,
     TRAINING_ROWS,
     choose_by_metrics,
     loaded_fingerprint,
@@ -121,7 +136,11 @@ class SoftInfoNCETrainer(SavingTrainer):
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
         query_column, code_column, id_column, negatives_column: the names of the rows' columns, if `load_rows` does not
             recognise them.
-        depends_on: further entries of the run fingerprint, such as the options of a command.
+        measured: the sets that `train` measures before and after training if `args.report` is set, and `measure`
+            without training, keyed by name. By default, `eval_dataset`, called "eval".
+        followed: the names of those sets to measure at every evaluation too.
+        about: sections of the run's record that the trainer does not know: "dataset", "languages" and "samples".
+        options: further dataclass instances with options of the run, such as those of a command.
         kwargs: any other arguments of `transformers.Trainer`.
 
     Raises:
@@ -130,6 +149,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     # InfoNCE is a mean over a batch: without this, accumulation would log a multiple of the loss.
     loss_is_scaled_for_ga = False
+    _train_batch_size: int | None = None  # known once `Trainer` has its arguments
 
     def __init__(
         self,
@@ -146,35 +166,56 @@ class SoftInfoNCETrainer(SavingTrainer):
         code_column: str | None = None,
         id_column: str | None = None,
         negatives_column: str | None = None,
-        depends_on: Mapping[str, object] | None = None,
+        measured: Mapping[str, Split] | None = None,
+        followed: Sequence[str] = (),
+        about: Mapping[str, object] | None = None,
+        options: Sequence = (),
         **kwargs,
     ):
-        first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
+        self.starting = starting = preflight.first_encoder(model, processing_class, encoder, kwargs)
         args = args or SoftInfoNCETrainingArguments()
-        if isinstance(args, SoftInfoNCETrainingArguments):
-            # Another trainer with the same arguments must not get the defaults of this encoder.
-            args = copy.copy(args)
-        args.output_dir = args.output_dir or "outputs"
-        preflight.complete_launch(args, first, encoder)
         self.columns = ColumnNames(query_column, code_column, id_column, negatives_column)
+        self.encoder = starting.profile
+        self.train_split = split = training_split(train_dataset, "train_dataset", self.columns, self.encoder)
+        eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
         callbacks = with_estimators(callbacks)
         callback = find_estimator_callback(callbacks)
         if isinstance(args, SoftInfoNCETrainingArguments):
-            name = first.config._name_or_path or None  # without a name, the encoder counts as trained from scratch
-            options = {"adapter": has_adapter(first), "trains": train_dataset is not None}
-            apply_defaults(args, encoder, name, estimator=callback and callback.estimator, **options)
-            if callback is None and train_dataset is not None:
-                chosen = estimator_of_run(args, encoder)
+            # Another trainer with the same arguments must not get the defaults of this encoder.
+            args = copy.copy(args)
+            apply_defaults(args, starting, callback and callback.estimator, split is not None, split)
+            if callback is None and split is not None:
+                chosen = estimator_of_run(args, self.encoder, starting.trust_remote_code, split)
                 if chosen is not None:
                     callbacks += with_estimators([chosen])
                     callback = find_estimator_callback(callbacks)
+        args.output_dir = args.output_dir or default_output_dir(args, starting.label, about)
         if getattr(args, "early_stopping_patience", None):
             callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-        split = training_split(train_dataset, "train_dataset", self.columns, encoder)
-        eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
-        if callback is not None and isinstance(callback.estimator, Estimator):
-            callback.estimator.bind(Encoder(first, processing_class, encoder))
-        plan = resolve(args, callback and callback.estimator)  # raises errors before anything is set up
+        self.estimator_callback = callback
+        if isinstance(self.estimator, Estimator):
+            self.estimator.bind(Encoder(starting.model, starting.tokenizer, self.encoder))
+        # Everything that can be checked is checked before the weights are loaded. The plan reads these attributes.
+        self.args = args
+        self.eval_dataset = eval_dataset
+        self.compute_metrics = kwargs.get("compute_metrics")
+        starting.check(getattr(args, "merge_lora", False), self.estimator)
+        self.plan: Plan = self._make_plan()
+        check_named(args.resume_from_checkpoint)
+        self._content_before: dict[str, object] = {}
+        if getattr(args, "report", False) and not options:
+            self._content_before = starting.fingerprint()
+        set_seed(args.seed)
+        with args.main_process_first(desc="loading the encoder"):
+            first, processing_class = starting.load()
+        add_padding_token(processing_class)
+        preflight.complete_launch(args, first, self.encoder)
+        self.folder = OutputFolder(
+            args.output_dir,
+            split is not None,
+            getattr(args, "overwrite", False),
+            getattr(args, "from_command_line", False),
+        )
         super().__init__(
             None if "model_init" in kwargs else first,
             args,
@@ -185,14 +226,17 @@ class SoftInfoNCETrainer(SavingTrainer):
             callbacks=callbacks,
             **kwargs,
         )
+        self.folder.close()  # `Trainer` has created it
+        self.measured = measured
+        if measured is None and eval_dataset is not None:
+            self.measured = eval_dataset if isinstance(eval_dataset, Mapping) else {"eval": eval_dataset}
+        self.followed = followed
+        self.about = dict(about or {})
+        self.options = options
         self.passes = Passes()
         self._passes_of = None  # the model and the settings that `passes` is about
         self._parameters: int | None = None  # counted once, because this takes 5 ms
-        self.depends_on = dict(depends_on or {})
-        self.train_split = split
         self.codebase = codebase
-        self.estimator_callback = callback
-        self.encoder = encoder
         prepare_tokenizer(processing_class, self.encoder)
         self._collates = data_collator is None
         self.ongoing = Training(self.train_dataset)
@@ -201,13 +245,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.run_fingerprint = {}
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
-        self.add_callback(checkpoints.ResumedState(lambda: self.ongoing.checkpoint))
+        self.add_callback(self.folder)
         self._overflows: OverflowCounter | None = None
         if self.accelerator.scaler:
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
             self.add_callback(self._overflows)
         self._show_progress()
-        self.plan: Plan = plan
         self._resolved = self._settings()
         self._use_plan()
 
@@ -250,9 +293,15 @@ class SoftInfoNCETrainer(SavingTrainer):
         if not self.args.auto_find_batch_size:  # otherwise, `Trainer` may have found a smaller one
             self._train_batch_size = self.args.train_batch_size
         if self._settings() != self._resolved:
-            self.plan = resolve(self.args, self.estimator, self._train_batch_size)
+            self.plan = self._make_plan()
             self._use_plan()
             self._resolved = self._settings()
+
+    def _make_plan(self) -> Plan:
+        """Returns the plan of the current settings, checked against the rows and the encoder."""
+        settings = self.args, self.estimator, self._train_batch_size
+        own_metrics = self.compute_metrics is not None
+        return preflight.make_plan(*settings, self.starting, self.train_split, self.eval_dataset, own_metrics)
 
     def _settings(self) -> tuple:
         """Returns everything that the plan and its checks depend on and that may change after the constructor."""
@@ -275,11 +324,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             preflight.check_own_collator(self.plan, prompts)
             options = dataclasses.replace(self.plan.options, negatives_per_query=0)  # it reads only pairs
             self.plan = dataclasses.replace(self.plan, options=options)
-        if self.compute_metrics is None:
-            preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset)
-        preflight.check_encoder(self.plan, self.model, self.processing_class, self.encoder)
+        preflight.check_encoder(self.model, self.processing_class, self.encoder)
         if self.train_split is not None:
-            preflight.check_rows_of(self.plan, self.args, self.estimator, self.train_split)
             preflight.check_adapter(self.model, self.args, self.encoder)
 
     def _decide_passes(self) -> None:
@@ -294,12 +340,11 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self._passes_of == (model, packing, reason):
             return
         self._passes_of = (model, packing, reason)
-        passes = None
+        decided = model, self.encoder, self.args.device, self.precision, packing, reason
         # With FSDP, the other processes may not have the weights yet.
-        if distributed.rank_and_world_size()[0] == 0:
-            passes = decide_passes(model, self.encoder, self.args.device, self.precision, packing, reason)
-        self.passes = distributed.from_main(passes)
-        preflight.check_packing(packing, self.passes)
+        self.passes = distributed.on_main(lambda: decide_passes(*decided))
+        if str(packing).lower() == "true" and not self.passes.packed:
+            raise UserError(f"packing=true: the texts of this run cannot be packed: {self.passes.why_padded}")
 
     def running(self) -> contextlib.AbstractContextManager:
         """Returns a context manager that prepares the model for our forward and backward passes; see `passes.py`."""
@@ -326,7 +371,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def evaluated_dims(self) -> tuple[int, ...]:
         """The Matryoshka dimensions to evaluate in addition to the full embedding."""
         dims = self.plan.dims or self.encoder.matryoshka_dims
-        return tuple(dim for dim in dims if dim < dimensions(self.model, self.encoder))
+        return tuple(dim for dim in dims if dim < self.starting.size)
 
     @property
     def precision(self) -> str:
@@ -519,12 +564,13 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     # ---- Before the first step, and after the last ----
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+    def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, **kwargs):
         """Prints a summary of the settings, then trains the encoder.
 
         Args:
             resume_from_checkpoint: the folder of a checkpoint, or "last" or True for the newest complete checkpoint
                 in `output_dir`. By default, `args.resume_from_checkpoint`.
+            trial, kwargs: the other arguments of `Trainer.train`.
 
         Raises:
             UserError: the settings and the data are incompatible, or the checkpoint is from another run.
@@ -534,28 +580,78 @@ class SoftInfoNCETrainer(SavingTrainer):
                 twice. The message says how to continue.
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
-        if resume_from_checkpoint is None:
-            resume_from_checkpoint = self.args.resume_from_checkpoint
-        checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        reports = getattr(self.args, "report", False) and trial is None
+        with interruption.explaining_interruption(self.args, lambda: self.state.global_step):
+            if self.train_split is None:
+                raise UserError("train_dataset is missing: pass the training rows")
+            if reports and self.measured is None:
+                raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
+            with self.opened(resume_from_checkpoint) as folder:
+                if folder.done:
+                    return self._already_done()
+                if not reports:
+                    self.report = None
+                elif self.report is None or folder.checkpoint is None or self.state.global_step == 0:
+                    warn_of_overlap(self.measured, self.train_split)
+                    self.report = Measurements(self)
+                output = self._train(folder.checkpoint, trial, **kwargs)
+                if reports:
+                    folder.save_encoder(self)
+                    self.report.measure("trained", self.args.lexical)
+                    self.report.finish()
+        return output
+
+    def opened(
+        self, resume_from_checkpoint: str | bool | None = None
+    ) -> contextlib.AbstractContextManager[OutputFolder]:
+        """Opens the output folder for this run during a `with` block; see `OutputFolder.opened`.
+
+        `train` and `measure` open it themselves. A script that writes other files to it opens it around both.
+        """
+        if self.folder.refuses:  # it compares the run; in a trial, there is no model yet
+            self._bind_estimator()
+            self.resolve()
+        resume = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        self.folder.path = Path(self.args.output_dir)
+        return self.folder.opened(self.fingerprint, resume, (*self.options, self.args))
+
+    def measure(self, system: str = "untrained", finish=Measurements.finish) -> Measurements:
+        """Ranks the measured sets without training, and writes ranks and results to the output folder.
+
+        Args:
+            system: what the encoder is called in the results, "untrained" or "trained".
+            finish: what to do with the measurements while the folder is open. By default, writes and prints them.
+        """
+        with interruption.explaining_interruption(self.args, lambda: 0), self.opened():
+            self.run_fingerprint = compared(self.fingerprint, None)
+            self.report = Measurements(self)
+            if self.starting.name:
+                warn_of_trained_pairs(self.measured, self.starting.name, self.encoder)
+            self.report.measure(system, self.args.lexical)
+            finish(self.report)
+        return self.report
+
+    def _already_done(self) -> TrainOutput:
+        """Makes the encoder in the output folder this trainer's encoder, because an earlier process has trained it."""
+        model = load_model(self.args.output_dir, self.encoder, trust_remote_code=self.starting.trust_remote_code)
+        self.model = self.model_wrapped = model.to(self.args.device)
+        print_on_main(f"{self.args.output_dir}: already done; overwrite=true trains again")
+        return TrainOutput(0, 0.0, {})
+
+    def _train(self, checkpoint: str | None, trial, **kwargs) -> TrainOutput:
+        """Trains, from a checkpoint if there is one."""
         if checkpoint:
             print_on_main(f"Resuming from {checkpoint}")
         self.ongoing = Training(self.train_dataset, checkpoint)
         try:
-            with (
-                interruption.explaining_interruption(self.args, lambda: self.state.global_step),
-                self.ongoing.contexts,
-            ):
-                output = super().train(checkpoint, *args, **kwargs)
+            with self.ongoing.contexts:
+                output = super().train(checkpoint, trial, **kwargs)
             if self.ongoing.stopping.signal:
                 self._stop()
         finally:
             self.ongoing = Training(self.train_dataset)
         if self.args.should_save:
-            checkpoints.remove_rolling(self.args.output_dir)
-        if getattr(self.args, "report", False) and self.report is not None:
-            self.report.folder.save_encoder(self)
-            self.report.measure("trained", lexical=True)
-            self.report.finish()
+            remove_rolling(self.args.output_dir)
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _stop(self) -> None:
@@ -576,9 +672,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         `Trainer.train` always calls this method after the model exists and before a checkpoint is loaded.
         """
         super()._hp_search_setup(trial)
-        self._prepare_training(trial)
+        if trial is not None and getattr(self.args, "origins", None) is not None:
+            chosen = trial if isinstance(trial, Mapping) else self.hp_space(trial)
+            self.args.origins |= dict.fromkeys(chosen, "trial")
+        self._prepare_training()
 
-    def _prepare_training(self, trial=None) -> None:
+    def _prepare_training(self) -> None:
         """Checks the settings, compares them with the checkpoint to resume from, if any, and prepares the rows.
 
         With `report`, also measures the encoder before training.
@@ -591,10 +690,13 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.resolve()
         self.ongoing.contexts.enter_context(self.running())
         checkpoint = self.ongoing.checkpoint
-        preflight.check_start(self.estimator, self.train_dataset, checkpoint, self.state.global_step)
+        if checkpoint and self.state.global_step > 0 and isinstance(self.estimator, InitialModelEstimator):
+            raise UserError(
+                "estimator=initial_model: this trainer has already trained the encoder; resume with a new trainer"
+            )
         self._merging.keep(resumed=checkpoint is not None and self.state.global_step > 0)
         # Compare before preparing the rows, which may take hours, and again once the estimator has loaded its encoder.
-        self.run_fingerprint = checkpoints.compared(self.fingerprint, checkpoint)
+        self.run_fingerprint = compared(self.fingerprint, checkpoint)
         preflight.check_evaluated(self.args, self.eval_dataset, bool(self.early_stops))
         loss = reporting.loss_table(self.plan, self.estimator)
         kind = self.accelerator.distributed_type.value
@@ -604,15 +706,9 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.prepare_rows()
         fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
         preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
-        self.run_fingerprint = checkpoints.compared(lambda: self.run_fingerprint | fitted, checkpoint)
-        checkpoints.warn_of_changes(self.run_fingerprint, checkpoint)
-        if trial is not None or not getattr(self.args, "report", False):
-            return  # a command-line run measures by itself
-        if self.report is None or checkpoint is None or self.state.global_step == 0:
-            sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
-            warn_of_overlap(sets, self.train_split)
-            folder = OutputFolder(self.args.output_dir)
-            self.report = Measurements(self, sets, folder, encoder=self.model.config._name_or_path or None)
+        self.run_fingerprint = compared(lambda: self.run_fingerprint | fitted, checkpoint)
+        warn_of_changes(self.run_fingerprint, checkpoint)
+        if self.report is not None and not self.report.ranks_before:
             self.report.measure("untrained")
 
     @property
@@ -628,9 +724,16 @@ class SoftInfoNCETrainer(SavingTrainer):
     def fingerprint(self) -> dict[str, object]:
         """Returns the run fingerprint without the content of an encoder that the estimator loads during fitting."""
         metrics_choose = self.metrics_choose
-        found = run_fingerprint(self.args, metrics_choose=metrics_choose) | self.depends_on
-        found[TRAINING_ROWS] = self.train_split.fingerprint()
-        found["the forward passes"] = "packed" if self.passes.packed else "padded"
+        found = run_fingerprint(*self.options, self.args, metrics_choose=metrics_choose)
+        found |= self._content_before
+        found.pop("do_train", None)  # in Python, the rows decide
+        if self.train_split is not None:
+            found |= {TRAINING_ROWS: self.train_split.fingerprint(), "do_train": True}
+        if self.measured is not None:
+            # The names of the followed sets are those of their folders, which may be renamed.
+            own = {name: split for name, split in self.measured.items() if name not in self.followed}
+            found[MEASURED_ROWS] = splits_hash(own | dict(enumerate(self.measured[name] for name in self.followed)))
+        found[PASSES] = "packed" if self.passes.packed else "padded"
         if metrics_choose:
             found["the evaluation rows"] = splits_hash(self.eval_dataset)
         return found | loaded_fingerprint(
@@ -689,6 +792,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         metric_key_prefix: str = "test",
         codes: Tensor | None = None,
         queries: Tensor | None = None,
+        top_k: int = 10,
     ) -> RetrievalOutput:
         """Ranks the corpus for each query in `dataset`, and returns ranks and metrics, the same on all processes.
 
@@ -698,6 +802,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             metric_key_prefix: the first part of each metric's name.
             codes, queries: the results of `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if you
                 have already computed them.
+            top_k: the number of top functions to return for each query.
 
         Raises:
             UserError: the corpus is missing, or it lacks a query's relevant function.
@@ -708,7 +813,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             queries = self.embed_rows(split.queries, "query")
         if codes is None:
             codes = self.embed_rows(split.corpus, "code")
-        output = rank_corpus(queries, codes, split, self.encoder, self.evaluated_dims)
+        output = rank_corpus(queries, codes, split, self.encoder, self.evaluated_dims, top_k)
         metrics = output.metrics
         if self.compute_metrics is not None:
             predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))

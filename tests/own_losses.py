@@ -32,6 +32,16 @@ def several(scores, positives):
     return scores.sum(1)
 
 
+def total(scores, positives):
+    """Returns a sum over the queries instead of the mean."""
+    return torch.nn.functional.cross_entropy(scores, positives, reduction="sum")
+
+
+def over_the_batch_size(scores, positives):
+    """Returns a mean that is divided by the number of queries again."""
+    return info_nce(scores, positives) / len(scores)
+
+
 def constant(scores, positives):
     """Returns a constant, which has no gradient."""
     return torch.tensor(1.0)

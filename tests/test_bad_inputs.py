@@ -192,7 +192,9 @@ def arguments(places, data_dir, options: dict) -> dict:
 def test_a_bad_input_is_one_line(script, places, data_dir, tmp_path, monkeypatch, options, word):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     for loading in ("load_model", "random_model"):
-        monkeypatch.setattr(f"soft_trainer.run.building.{loading}", lambda *_: pytest.fail("the model was loaded"))
+        monkeypatch.setattr(
+            f"soft_trainer.training.starting.{loading}", lambda *_, **__: pytest.fail("the model was loaded")
+        )
     code, lines = script(**arguments(places, data_dir, options))
     errors = [line for line in lines if line.startswith("error: ")]
     assert code == 2 and len(errors) == 1 and lines[-1] == errors[0], lines

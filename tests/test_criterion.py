@@ -1,16 +1,19 @@
 """A `Criterion` equals the pure loss functions, with and without cancellation and masks."""
 
+import copy
+import functools
 import json
 
 import own_losses
 import pytest
 import torch
+from torch.nn import functional as F
 
 from soft_trainer import losses
 from soft_trainer.criterion import LOSSES, Criterion, Targets
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import SoftInfoNCEOptions
-from soft_trainer.options.resolve import resolve_loss
+from soft_trainer.options.resolve import resolve, resolve_loss
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.weights import cancel_above_ratio, cancel_top_k, negative_weights
 
@@ -260,6 +263,8 @@ def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
         ({"loss": "own_losses:torch"}, "loss=own_losses:torch: expected a function"),
         ({"loss": "own_losses:unknown"}, "TypeError: unknown() missing 1 required positional argument: 'rows'"),
         ({"loss": "own_losses:several"}, "returned Tensor[3] for scores of Tensor[3, 5]: expected a scalar"),
+        ({"loss": "own_losses:total"}, "for the same queries twice: expected the mean over queries"),
+        ({"loss": "own_losses:over_the_batch_size"}, "for the same queries twice: expected the mean over queries"),
         ({"loss": "own_losses:constant"}, "with a gradient for the scores"),
         ({"loss": "own_losses:needs_negatives"}, "failed on a test batch of 3 queries and 5 functions. TypeError"),
         ({"loss": "own_losses:hinge"}, "loss=own_losses:hinge needs an estimator"),
@@ -273,7 +278,7 @@ def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
             "weighting=own_losses:hinge failed on a test batch of 3 queries and 5 functions. TypeError: hinge()",
         ),
         ({"weighting": "own_losses:one_weight"}, "returned Tensor[3] for similarities of Tensor[3, 5]"),
-        ({"loss": lambda scores: scores.mean()}, "define it with `def`, at the top level of a module"),
+        ({"loss": lambda scores: scores}, "expected a scalar"),
     ],
 )
 def test_a_function_that_no_step_can_call_is_refused(options, message):
@@ -289,3 +294,51 @@ def test_a_function_from_python_is_kept_by_its_name():
     kept = json.loads(args.to_json_string())
     assert (kept["loss"], kept["weighting"]) == ("own_losses:hinge", "own_losses:halves")
     assert resolve_loss(args, object()).loss_function is own_losses.hinge
+
+
+class Scaled:
+    """A loss that is an object with a setting."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, scores, positives):
+        return self.factor * own_losses.info_nce(scores, positives)
+
+
+def scaled(factor):
+    """Returns a loss that is a closure."""
+
+    def loss(scores, positives):
+        return factor * own_losses.info_nce(scores, positives)
+
+    return loss
+
+
+def of_alpha(scores, positives, *, alpha):
+    """A loss whose setting has the name of an option."""
+    return alpha * own_losses.info_nce(scores, positives)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (scaled(3), "test_criterion:scaled.<locals>.loss"),
+        (Scaled(3), "test_criterion:Scaled"),
+        (Scaled(3).__call__, "test_criterion:Scaled.__call__"),
+        (functools.partial(of_alpha, alpha=3), "test_criterion:of_alpha"),
+        (lambda scores, positives: 3 * own_losses.info_nce(scores, positives), "test_criterion:<lambda>"),
+    ],
+    ids=["closure", "object", "method", "partial", "lambda"],
+)
+def test_a_loss_may_be_any_callable_and_is_kept_with_its_name(loss, name, tmp_path):
+    args = SoftInfoNCETrainingArguments(str(tmp_path), loss=loss, use_cpu=True)
+    assert json.loads(args.to_json_string())["loss"] == name
+    scores = torch.eye(4).requires_grad_()
+    criterion = resolve(copy.copy(args)).criterion
+    expected = 3 * F.cross_entropy(scores, torch.arange(4))
+    assert criterion(scores, criterion.targets(torch.arange(4))).item() == pytest.approx(expected.item())
+    args.dataloader_num_workers = 1
+    args.dataloader_multiprocessing_context = "spawn"
+    with pytest.raises(UserError, match="data workers started by spawn cannot import it"):
+        resolve(args)

@@ -115,3 +115,15 @@ def test_the_notebook_runs_and_draws_both_pictures(encoder_dir, monkeypatch, tmp
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
     said = "".join(output.get("text", "") for output in outputs)
     assert re.search(r"MRR before training 0\.\d+, after 0\.\d+", said) and ".py:" in said.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_weights_of_the_case_study(run, csv, encoder_dir, tmp_path):
+    """The appendix: BM25 gives its second negative, which also reads bytes, the smallest weight."""
+    case_study = EXAMPLES[0].parents[1] / "recipes" / "paper" / "case_study.jsonl"
+    estimators = ("bm25", f"simcse={encoder_dir}", f"trained_model={encoder_dir}")
+    said = run("weights_of_a_batch", csv, tmp_path / "out", "--shown", case_study, "--estimators", *estimators)
+    rows = [line.split("|") for line in said.splitlines() if line.startswith("|")][2:]
+    weights = [float(row[3]) for row in rows]
+    assert len(weights) == 8 and weights.index(min(weights)) == 2
+    assert {"weights.png", "alpha.png"} == {path.name for path in (tmp_path / "out").iterdir()}

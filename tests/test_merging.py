@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from peft import LoraConfig
 from refusals import refused
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -15,6 +16,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders.adapters import add_lora, merge_adapter
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_model
+from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.merging import interpolate
 from soft_trainer.options.model import ModelArguments
 
@@ -217,6 +219,7 @@ def test_a_ratio_outside_its_range_is_refused(tmp_path, ratio):
         ("no models", "pass at least one trained encoder"),
         ("full folder", "already exists and is not empty"),
         ("adapter on another base", "belongs to .*base"),
+        ("adapter with trained tokens", "adapter_config.json: only plain LoRA can be scaled; merge the adapter first"),
         ("nothing", "neither a folder here nor a repository"),
     ],
 )
@@ -238,6 +241,10 @@ def test_what_does_not_merge_is_refused_in_one_line(case, says, before, folder_o
     elif case == "missing weights":
         weights = {name: tensor for name, tensor in weights_of(base).items() if "layer.0.attention" not in name}
         save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    elif case == "adapter with trained tokens":
+        encoder = load_model(base, resolve_profile(base))
+        encoder.add_adapter(LoraConfig(r=2, target_modules=["query"], trainable_token_indices=[5, 7]))
+        models = [folder_of(encoder, "tokens")]
     elif case == "full folder":
         output = base
     else:

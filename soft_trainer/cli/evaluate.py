@@ -18,11 +18,10 @@ from pathlib import Path
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import Values, evaluation_options, unread_options
+from soft_trainer.options.option_spec import evaluation_options
 from soft_trainer.terminal import one_line_errors, print_on_main
 
 SHARED = {kind: evaluation_options(kind) for kind in (DataArguments, TrainingOptions, ModelArguments)}
-Options = tuple[ModelArguments, DataArguments, TrainingOptions]
 ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "training", "weights")
 
 
@@ -38,13 +37,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Evaluates an encoder and prints a table. If there is an output folder, writes ranks and results to it."""
-    with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary:
-        with one_line_errors():
-            options = training_arguments(arguments, arguments.output_dir or temporary)
-            _measure(options, bool(arguments.output_dir))
+    with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary, one_line_errors():
+        model_args, data_args, args = training_arguments(arguments, arguments.output_dir or temporary)
+        args.from_command_line = True
+        # Imported here, so that errors in options are reported without waiting for torch.
+        from soft_trainer import SoftInfoNCETrainer, distributed
+        from soft_trainer.encoders.loading import profile_warnings
+        from soft_trainer.evaluation.results import LABELS, metrics_table
+        from soft_trainer.run.opening import open_run
+        from soft_trainer.training.output_folder import record_of
+
+        distributed.use_the_cores()
+        encoder, rows = open_run(model_args, data_args, args)
+        trainer = SoftInfoNCETrainer(
+            encoder,
+            args,
+            measured=rows.measured,
+            about=rows.about,
+            options=(model_args, data_args),
+        )
+        if data_args.source_dir and data_args.mining_keep is None:
+            mined = record_of(Path(model_args.model_name_or_path)).get("options", {}).get("mining_keep")
+            if mined:
+                print_on_main(f"The encoder's rows were mined with mining_keep={mined}, but this run ignores no rule")
+        for warning in profile_warnings(trainer.model, encoder.profile):
+            print_on_main(warning)
+
+        def finish(run) -> None:
+            if not distributed.is_main():
+                return
+            sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": encoder.label}) + "\n")
+            if args.examples and run.rankings:
+                run.print_examples()
+            if arguments.output_dir:
+                run.write({name: value for name, value in run.record().items() if name not in ABOUT_TRAINING})
+                print_on_main(f"Written to {args.output_dir}")
+
+        trainer.measure("trained", finish)
+        distributed.close()
 
 
-def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
+def training_arguments(
+    arguments: argparse.Namespace, folder: str
+) -> tuple[ModelArguments, DataArguments, TrainingOptions]:
     """Returns the training arguments of a run that only evaluates an encoder, with `folder` as the output folder."""
     from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch
 
@@ -60,42 +95,3 @@ def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
         DataArguments(dataset_name=dataset, **given(DataArguments)),
         SoftInfoNCETrainingArguments(output_dir=folder, do_predict=True, report_to="none", **given(TrainingOptions)),
     )
-
-
-def _measure(options: Options, keep: bool) -> None:
-    # Imported here, so that errors in options are reported without waiting for torch.
-    from soft_trainer import SoftInfoNCETrainer, distributed
-    from soft_trainer.encoders.loading import profile_warnings
-    from soft_trainer.evaluation.results import LABELS, metrics_table
-    from soft_trainer.run.building import build_model, build_tokenizer, model_label
-    from soft_trainer.run.folder import RunFolder, record_of
-    from soft_trainer.run.opening import load_run, open_run
-    from soft_trainer.run.record import measurements_of_run
-
-    model_args, data_args, args = options
-    distributed.use_the_cores()
-    profile, sources = open_run(*options)
-    rows = load_run(*options, profile, sources)
-    with RunFolder.open(options, rows) as folder:
-        tokenizer = build_tokenizer(model_args, profile, None)
-        model = build_model(model_args, profile, tokenizer)
-        trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
-        if data_args.source_dir and data_args.mining_keep is None:
-            mined = record_of(Path(model_args.model_name_or_path)).get("options", {}).get("mining_keep")
-            if mined:
-                print_on_main(f"The encoder's rows were mined with mining_keep={mined}, but this run ignores no rule")
-        for warning in profile_warnings(trainer.model, profile):
-            print_on_main(warning)
-        for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
-            print_on_main(line)
-        run = measurements_of_run(trainer, rows, model_args, data_args, {}, folder)
-        run.measure("trained", data_args.lexical)
-        if distributed.rank_and_world_size()[0] == 0:
-            sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": model_label(model_args)}) + "\n")
-            if data_args.examples and run.rankings:
-                run.print_examples()
-            if keep:
-                record = {name: value for name, value in run.record().items() if name not in ABOUT_TRAINING}
-                run.write(record)
-                print_on_main(f"Written to {args.output_dir}")
-    distributed.close()

@@ -22,7 +22,9 @@ from soft_trainer.source.source_files import source_folder
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `soft-trainer index` to a parser."""
     parser.add_argument(
-        "folder", metavar="DIR", help="root of the source tree; stdlib stands for Python's standard library"
+        "folder",
+        metavar="DIR",
+        help="root of the source tree; stdlib stands for Python's standard library without its tests",
     )
     parser.add_argument(
         "--model",

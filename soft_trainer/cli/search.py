@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="DIR",
         help="folder to search (default: .), indexed first if necessary; repeat the option to search several folders "
-        "as one. stdlib stands for Python's standard library",
+        "as one. stdlib stands for Python's standard library without its tests",
     )
     add("--index_dir", help="location of the index (default: in the user's cache directory)")
     add(
@@ -119,6 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
     index = _opened(arguments)
     if not arguments.no_update:
         index.refresh(encode=not arguments.lexical)
+        for member in index.members:
+            member.remedy = "the others are encoded after this search"
     filters = {name: getattr(arguments, name) for name in ("path", "language", "name", "tests")}
     if place:
         results = index.similar(*place, limit, lexical=arguments.lexical)
@@ -133,6 +135,11 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # a reader such as `head` has stopped reading; Python would flush again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not arguments.no_update:
+        try:
+            index.finish(encode=not arguments.lexical)
+        except KeyboardInterrupt:
+            print_on_main("stopped; the next search continues")
     if results:
         return 0
     return 1
@@ -165,7 +172,9 @@ def _opened(arguments: argparse.Namespace, words_only: bool = False) -> Search:
             raise UserError(f"{folder}: no index yet; drop --no_update to make one")
         else:
             print_on_main(f"{safe(folder)}: no index yet, making one")
-            index = CodeIndex.build(folder, model=arguments.model, progress=True, words_only=words_only)
+            index = CodeIndex.build(folder, model=arguments.model, progress=True, words_only=True)
+            if not words_only:
+                index.encode(arguments.model, progress=True)
         opened[index.folder] = index
     return Search(list(opened.values()))
 
@@ -189,13 +198,13 @@ def _serve(index: Search, arguments: argparse.Namespace, query: str) -> int:
     from soft_trainer.search.code_index import NO_ENCODER
     from soft_trainer.search.serving.served_index import ServedIndex
     from soft_trainer.search.serving.server import EDITOR, serve_page
-    from soft_trainer.search.serving.tools import tool_server
+    from soft_trainer.search.serving.tools import serve_tools
 
     try:
         model = None if arguments.model in NO_ENCODER else arguments.model
         served = ServedIndex(index, update=not arguments.no_update, lexical=arguments.lexical, model=model)
         if arguments.mcp:
-            tool_server(served).run("stdio")
+            serve_tools(served)
         else:
             serve_page(served, query, arguments.port or 0, arguments.editor or EDITOR)
         return 0
@@ -234,6 +243,8 @@ def format_results(results: Iterable[SearchResult], query: str, colour: bool) ->
         for number, line in result.telling_lines(wanted):
             line = safe(line)[:SHOWN_COLUMNS]
             lines.append(f"{number:>6}  {_highlighted(line, wanted) if colour else line}")
+        if result.also_in:
+            lines.append(safe(f"        also in {', '.join(result.also_in)}")[:SHOWN_COLUMNS])
         blocks.append("\n".join(lines))
     if blocks:
         return "\n\n".join(blocks) + "\n"

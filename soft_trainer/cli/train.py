@@ -8,6 +8,7 @@ accelerate launch -m soft_trainer.cli train --language ruby
 from __future__ import annotations
 
 import run_codesearch
+from soft_trainer.options.parse import OF_A_RUN
 
-OPTIONS = run_codesearch.OPTIONS
+OPTIONS = OF_A_RUN
 run = run_codesearch.run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS, Split
 from soft_trainer.data.tokens import column_texts, text_column, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import TRAINED_ROWS, written_aside
+from soft_trainer.terminal import print_on_main
 
 _KEY = "pairs"
 
@@ -32,9 +34,17 @@ def write_trained_rows(folder: str | Path, split: Split, profile: EncoderProfile
         save_file({_KEY: np.unique(pair_hashes(split, profile))}, aside)
 
 
-def trained_pairs(folder: str | Path, split: Split, profile: EncoderProfile) -> int:
-    """Returns how many pairs of a split trained the encoder in `folder`. 0 if the folder does not tell."""
-    path = Path(folder) / TRAINED_ROWS
+def warn_of_trained_pairs(sets: Mapping[str, Split], encoder: str, profile: EncoderProfile) -> None:
+    """Warns about each evaluation set with pairs that trained the encoder, if its folder lists these."""
+    path = Path(encoder) / TRAINED_ROWS
     if not path.is_file():
-        return 0
-    return int(np.isin(pair_hashes(split, profile), load_file(path)[_KEY]).sum())
+        return
+    trained = load_file(path)[_KEY]
+    for name, split in sets.items():
+        known = int(np.isin(pair_hashes(split, profile), trained).sum())
+        if known:
+            pairs = len(split.judgments.pairs())
+            print_on_main(
+                f"warning: {name}: the encoder was trained on {known:,} of these {pairs:,} pairs, so its figures are "
+                "higher than on new queries"
+            )

@@ -16,6 +16,7 @@ from soft_trainer.errors import UserError, extra_needed
 from soft_trainer.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 PREFIX = "base_model.model."  # peft puts it before the name of every weight in a file
+MAGNITUDE = "lora_magnitude_vector"
 ALL_LINEAR = "all-linear"
 
 
@@ -58,7 +59,9 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping
     config.inference_mode = True
     config.base_model_name_or_path = base_name(model)
     config.save_pretrained(str(folder))
-    weights = {PREFIX + name: tensor for name, tensor in adapter_state(model, state_dict).items()}
+    state = adapter_state(model, state_dict)
+    # peft reads both names of DoRA's magnitudes, and transformers only the longer one.
+    weights = {PREFIX + name.replace(MAGNITUDE, f"{MAGNITUDE}.weight"): tensor for name, tensor in state.items()}
     save_file(weights, Path(folder) / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
@@ -185,7 +188,9 @@ def set_adapter_state(model: PreTrainedModel, weights: Mapping[str, Tensor], sou
     """
     from peft import set_peft_model_state_dict  # peft is optional
 
-    weights = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
+    weights = {
+        name.removeprefix(PREFIX).replace(f"{MAGNITUDE}.weight", MAGNITUDE): tensor for name, tensor in weights.items()
+    }
     if different := first_difference(weights, adapter_state(model)):
         raise UserError(f"{source}: the adapter does not fit the model ({different}); use the same LoRA options")
     set_peft_model_state_dict(model, weights, active_adapter(model))
@@ -213,16 +218,19 @@ def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tenso
 def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
     """Merges the adapter into the model's weights, in place, and returns the plain, trainable model."""
     from peft.tuners.tuners_utils import BaseTunerLayer  # peft is optional
-    from peft.utils import ModulesToSaveWrapper
 
+    merged = ()  # prefixes of modules that are merged, together with the modules inside
     for name, module in list(model.named_modules()):
-        if isinstance(module, BaseTunerLayer):
+        if name.startswith(merged):
+            continue
+        if hasattr(module, "unload_and_optionally_merge_module"):
+            plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+        elif isinstance(module, BaseTunerLayer):
             module.merge()
             plain = module.get_base_layer()
-        elif isinstance(module, ModulesToSaveWrapper):
-            plain = module.modules_to_save[module.active_adapter]
         else:
             continue
+        merged += (f"{name}.",)
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, plain)
     model._hf_peft_config_loaded = False

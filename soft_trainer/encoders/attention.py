@@ -1,8 +1,8 @@
 """Defines the attention of packed passes: each token attends to the tokens of its own text only.
 
 `attend` is registered with `transformers` under the name `PACKED`. On a GPU, it calls torch's variable-length flash
-kernel. On a CPU, where torch has no such kernel, `TextAttention` computes texts of similar length together. Without
-borders between texts, in a padded pass, `attend` computes attention as "sdpa" does.
+kernel. On a CPU, where torch has no such kernel, `TextAttention` computes short texts of similar length together, and
+long texts in parts. Without borders between texts, in a padded pass, `attend` computes attention as "sdpa" does.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -28,6 +29,8 @@ STEP = 16  # tokens; texts whose lengths round up to the same multiple are compu
 # The most scores of one head in a group of several texts. The scores of 12 heads then stay in a core's cache, so that
 # float32 takes half of the time that it takes with all texts of a length in one group.
 LARGEST_GROUP = 2**15
+ROWS = 256  # the most queries of a block
+SCORES = 2**21  # the most scores of several heads that are computed at once
 # A signed integer of the same size as each float, to set dropped values to 0 with a bitwise "and", which is ten times
 # as fast as `masked_fill`.
 BITS = {
@@ -78,9 +81,9 @@ def attend(
     if query.device.type == "cpu":
         if scaling is None:
             scaling = query.shape[-1] ** -0.5
-        layout = Layout.of(tuple(borders.tolist()), causal, window)
+        layout = layout_of(tuple(borders.tolist()), causal, window)
         if attention_mask is not None and attention_mask.dtype == torch.bool:
-            layout = layout.with_attends(attention_mask.view(-1))
+            layout = make_layout(tuple(borders.tolist()), causal, window, attention_mask.view(-1).numpy())
         outputs = TextAttention.apply(query, key, value, layout, dropout, scaling)
     else:
         longest = kwargs["max_length_q"]
@@ -110,131 +113,129 @@ AttentionMaskInterface.register(PACKED, sdpa_mask)  # for padded passes
 
 
 @dataclass(frozen=True)
-class Group:
-    """n texts of similar length, padded to L tokens.
+class Block:
+    """The queries of n texts that are padded to one length, or some queries of one text, and the keys that they see.
 
     Args:
-        texts: int64[n], the texts' numbers in the packed pass.
-        tokens: LongTensor[n L], the packed token at each position. Padding repeats the text's first token.
-        real: BoolTensor[n, L], False on padding, or None if there is none.
-        bias: added to the scores of the columns from `first`, Tensor[1 or n, 1, 1 or L, L - first]: -inf where a token
-            does not attend to another. None if every token attends to every other.
+        number: n.
+        queries, keys: their positions among the tokens of a `Layout`.
+        bias: added to the scores of the keys from `first`, Tensor[n, q, 1, k - first]: -inf where a token does not
+            attend to another. None if every query attends to every key.
     """
 
-    texts: np.ndarray
-    tokens: Tensor
-    shape: tuple[int, int]
-    real: Tensor | None
+    number: int
+    queries: slice
+    keys: slice
     bias: Tensor | None
     first: int
-
-    @classmethod
-    def of(cls, texts: np.ndarray, borders: np.ndarray, causal: bool, window: int | None) -> Group:
-        """Groups the texts with these numbers."""
-        starts = borders[texts]
-        lengths = borders[texts + 1] - starts
-        width = int(lengths.max())
-        place = np.arange(width)
-        real = place < lengths[:, None]
-        tokens = np.where(real, starts[:, None] + place, starts[:, None])
-        first = 0
-        hidden = None
-        if causal or window is not None:
-            apart = place[:, None] - place
-            hidden = np.abs(apart) > (width if window is None else window)
-            if causal:  # padding comes last, so no token sees it
-                hidden |= apart < 0
-            hidden = hidden[None]
-            if not causal:
-                # Padding attends to everything, because a softmax over no entries is NaN.
-                hidden = (hidden | ~real[:, None, :]) & real[:, :, None]
-        elif not real.all():
-            first = int(lengths.min())
-            hidden = ~real[:, None, first:]
-        bias = None
-        if hidden is not None:
-            bias = bias_of(torch.from_numpy(hidden))
-        return cls(
-            texts,
-            torch.from_numpy(tokens.reshape(-1)),
-            real.shape,
-            None if real.all() else torch.from_numpy(real),
-            bias,
-            first,
-        )
-
-    def gathered(self, values: Tensor, heads: int) -> Tensor:
-        """Returns the group's part of packed values, Tensor[T, heads x m, d], as Tensor[n heads, m L, d]."""
-        d = values.shape[-1]
-        rows = values.reshape(len(values), -1).index_select(0, self.tokens)
-        return rows.view(*self.shape, heads, -1, d).permute(0, 2, 3, 1, 4).reshape(self.shape[0] * heads, -1, d)
-
-    def with_attends(self, attends: Sequence[Tensor]) -> Group:
-        """Returns the same group with the bias that each text's BoolTensor[L, L] asks for."""
-        number, width = self.shape
-        hidden = torch.zeros(number, width, width, dtype=torch.bool)
-        for place, text in enumerate(self.texts):
-            length = len(attends[text])
-            hidden[place, :length, :length] = ~attends[text]
-            hidden[place, :length, length:] = True
-        return replace(self, bias=bias_of(hidden), first=0)
-
-    def rows(self, values: Tensor, heads: int) -> Tensor:
-        """Reverses `gathered`: returns Tensor[n L, heads x m, d], in the order of `tokens`."""
-        number, length = self.shape
-        values = values.view(number, heads, -1, length, values.shape[-1])
-        return values.permute(0, 3, 1, 2, 4).reshape(number * length, -1, values.shape[-1])
-
-
-def bias_of(hidden: Tensor) -> Tensor:
-    """Returns what is added to all heads' scores to hide entries: Tensor[n, 1, ...] for BoolTensor[n, ...]."""
-    return torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, None]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Groups the texts of a packed pass by length.
+    """Orders the tokens of a packed pass by the lengths of their texts, and divides the texts' scores into blocks.
 
     Args:
-        borders: where each text starts among the packed tokens, and the last one ends.
-        groups: texts whose lengths round up to the same multiple of `STEP`, at most `LARGEST_GROUP` scores.
-        places: LongTensor[T], the position of each packed token among the tokens of all groups.
+        tokens: LongTensor[P], the packed token at each position. Padding repeats a text's first token.
+        places: LongTensor[T], the position of each packed token.
+        real: BoolTensor[P], False on padding.
     """
 
-    borders: tuple[int, ...]
-    groups: Sequence[Group]
-    places: Tensor
+    tokens: Tensor | None
+    places: Tensor | None
+    real: Tensor | None
+    blocks: Sequence[Block]
 
-    @staticmethod
-    @lru_cache(maxsize=4)  # all layers of a pass have one layout, or two if only some have a sliding window
-    def of(borders: tuple[int, ...], causal: bool, window: int | None) -> Layout:
-        """Groups the texts between these borders."""
-        steps = -(-np.diff(borders) // STEP)
-        groups = []
-        for step in np.unique(steps[steps > 0]):
-            texts = np.flatnonzero(steps == step)
-            number = max(LARGEST_GROUP // int(step * STEP) ** 2, 1)
-            for start in range(0, len(texts), number):
-                groups.append(Group.of(texts[start : start + number], np.array(borders), causal, window))
-        places = torch.empty(borders[-1], dtype=torch.int64)
-        done = 0
-        for group in groups:
-            order = torch.arange(done, done + len(group.tokens))
-            real = slice(None) if group.real is None else group.real.view(-1)
-            places[group.tokens[real]] = order[real]
-            done += len(group.tokens)
-        return Layout(borders, groups, places)
+    def by_head(self, values: Tensor, heads: int) -> Tensor:
+        """Returns packed values, Tensor[T, heads x m, d], in this order, as Tensor[heads, P, m, d]."""
+        if self.tokens is not None:
+            values = values.index_select(0, self.tokens)
+        return values.unflatten(1, (heads, -1)).transpose(0, 1)
 
-    def with_attends(self, attends: Tensor) -> Layout:
-        """Returns the same layout in which each token attends to some tokens of its text only; see `attend`."""
-        lengths = np.diff(self.borders)
-        masks = attends.split((lengths**2).tolist())
-        squares = [mask.view(length, length) for mask, length in zip(masks, lengths.tolist(), strict=True)]
-        return replace(self, groups=[group.with_attends(squares) for group in self.groups])
+    def packed(self, values: Tensor) -> Tensor:
+        """Reverses `by_head`."""
+        values = values.transpose(0, 1).flatten(1, 2)
+        if self.tokens is not None:
+            values = values.index_select(0, self.places)
+        return values
 
-    def joined(self, rows: Sequence[Tensor]) -> Tensor:
-        """Returns the rows of all groups in the packed order, Tensor[T, heads, d]."""
-        return torch.cat(rows).index_select(0, self.places)
+    def pieces(self, heads: int, share: int) -> Iterator[tuple[Block, slice]]:
+        """Yields each block with some of the heads at a time, so that their scores are at most `SCORES`."""
+        for block in self.blocks:
+            rows = (block.queries.stop - block.queries.start) * share
+            step = max(SCORES * block.number // (rows * (block.keys.stop - block.keys.start)), 1)
+            for start in range(0, heads, step):
+                yield block, slice(start, start + step)
+
+
+def make_layout(borders: Sequence[int], causal: bool, window: int | None, attends: np.ndarray | None = None) -> Layout:
+    """Divides the texts between these borders into blocks.
+
+    Args:
+        attends: which tokens of each text attend to which, bool[sum of squared lengths].
+    """
+    starts = np.array(borders[:-1])
+    lengths = np.diff(borders)
+    squares = np.cumsum(lengths**2) - lengths**2
+    steps = -(-lengths // STEP)
+    groups = []
+    for step in np.unique(steps[steps > 0]):
+        texts = np.flatnonzero(steps == step)
+        number = max(LARGEST_GROUP // int(step * STEP) ** 2, 1)
+        groups += [texts[start : start + number] for start in range(0, len(texts), number)]
+    tokens = []
+    reals = []
+    blocks = []
+    done = 0
+    for texts in groups:
+        place = np.arange(lengths[texts].max())
+        real = place < lengths[texts, None]
+        tokens.append((starts[texts, None] + place * real).reshape(-1))
+        reals.append(real.reshape(-1))
+        end = done + real.size
+        for top in range(0, len(place), ROWS):
+            bottom = min(top + ROWS, len(place))
+            low = 0
+            high = bottom if causal else len(place)
+            if window is not None:
+                low = max(top - window, 0)
+                high = min(bottom + window, high)
+            rows = place[top:bottom, None]
+            columns = place[low:high]
+            seen = np.abs(rows - columns) <= (len(place) if window is None else window)
+            if causal:
+                seen &= rows >= columns
+            if attends is not None:
+                seen = seen & attends.take(
+                    (squares[texts, None, None] + rows * lengths[texts, None, None] + columns), mode="clip"
+                )
+            # Padding attends to everything, because a softmax over no entries is NaN.
+            hidden = ~(seen & real[:, None, low:high]) & real[:, top:bottom, None]
+            bias = None
+            first = int(hidden.any((0, 1)).argmax())
+            if hidden.any():
+                hidden = torch.from_numpy(hidden[..., first:])
+                bias = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, :, None]
+            spare = len(place)
+            blocks.append(
+                Block(
+                    len(texts),
+                    slice(done + top, end - spare + bottom),
+                    slice(done + low, end - spare + high),
+                    bias,
+                    first,
+                )
+            )
+        done = end
+    order = np.concatenate(tokens)
+    real = np.concatenate(reals)
+    if np.array_equal(order, np.arange(borders[-1])):
+        return Layout(None, None, None, blocks)
+    places = np.empty(borders[-1], dtype=np.int64)
+    places[order[real]] = np.flatnonzero(real)
+    return Layout(*map(torch.from_numpy, (order, places, real)), blocks)
+
+
+layout_of = lru_cache(maxsize=4)(make_layout)  # all layers of a pass have the same, or two if only some have a window
 
 
 def kept(shape: Sequence[int], rate: float) -> Tensor:
@@ -249,8 +250,8 @@ def kept(shape: Sequence[int], rate: float) -> Tensor:
 
 
 def dropped_bytes(rate: float) -> int:
-    """Returns how many of the 256 values of a byte dropout drops."""
-    return round(rate * 256)
+    """Returns how many of the 256 values of a byte dropout drops, never all of them."""
+    return min(round(rate * 256), 255)
 
 
 def masked(values: Tensor, keep: Tensor) -> Tensor:
@@ -259,72 +260,97 @@ def masked(values: Tensor, keep: Tensor) -> Tensor:
     return values.view(bits).bitwise_and(keep.to(bits)).view(values.dtype)
 
 
+def part(values: Tensor, positions: slice, heads: slice, number: int) -> Tensor:
+    """Returns the part of Tensor[heads, P, m, d] for n texts, as Tensor[heads x n, L m, d]."""
+    chosen = values[heads, positions]
+    return chosen.reshape(len(chosen) * number, -1, values.shape[-1])
+
+
+def probabilities_of(query: Tensor, key: Tensor, block: Block, share: int) -> Tensor:
+    """Returns the softmax of the scores, Tensor[heads x n, q m, k]."""
+    scores = torch.bmm(query, key.transpose(1, 2))
+    if block.bias is not None:
+        columns = scores.view(-1, block.number, scores.shape[1] // share, share, scores.shape[2])[..., block.first :]
+        columns += block.bias.to(scores.dtype)
+    return torch.softmax(scores, -1, out=scores)
+
+
 class TextAttention(torch.autograd.Function):
-    """Computes softmax(scale Q K') V within each text, with dropout of the probabilities."""
+    """Computes softmax(scale Q K') V within each text, with dropout of the probabilities.
+
+    With dropout, the probabilities are kept for the backward pass. Otherwise, it computes them again.
+    """
 
     @staticmethod
     def forward(ctx, query, key, value, layout: Layout, rate: float, scale: float) -> Tensor:
         """Returns Tensor[T, heads, d]. `query`, `key` and `value` are Tensor[T, heads, d]."""
-        keeps = any(ctx.needs_input_grad)  # otherwise, each group's tensors are freed at once
-        heads = key.shape[1]
         rate = dropped_bytes(rate) / 256
-        rows = []
+        factor = 1 / (1 - rate)
+        queries, keys, values = (layout.by_head(each, key.shape[1]) for each in (query, key, value))
+        share = queries.shape[2]
+        outputs = torch.empty_like(queries)
         saved = []
         with torch.autocast("cpu", enabled=False):
-            query = query * scale
-            for group in layout.groups:
-                q, k, v = (group.gathered(each, heads) for each in (query, key, value))
-                scores = torch.bmm(q, k.transpose(1, 2))
-                number, length = group.shape
-                if group.bias is not None:
-                    columns = scores.view(number, -1, length, length)[..., group.first :]
-                    columns += group.bias.to(scores.dtype)
-                probabilities = torch.softmax(scores, -1)
-                weights = probabilities
-                keep = None
+            for block, heads in layout.pieces(len(keys), share):
+                q = part(queries, block.queries, heads, block.number) * scale
+                k, v = (part(each, block.keys, heads, block.number) for each in (keys, values))
+                weights = probabilities_of(q, k, block, share)
                 if rate:
-                    keep = kept(scores.shape, rate)
-                    weights = masked(probabilities, keep)
-                if keeps:
-                    saved += [q, k, v, probabilities, keep]
-                rows.append(group.rows(torch.bmm(weights, v), heads))
-            outputs = layout.joined(rows)
-            if rate:
-                outputs *= 1 / (1 - rate)
-        ctx.save_for_backward(*saved)
-        ctx.constants = layout, heads, rate, scale
-        return outputs
+                    keep = kept(weights.shape, rate)
+                    saved += [q, k, v, weights, keep]
+                    weights = masked(weights, keep)
+                rows = outputs[heads, block.queries]
+                torch.mul(torch.bmm(weights, v).view_as(rows), factor, out=rows)
+        ctx.save_for_backward(*(saved or [queries, keys, values]))
+        ctx.constants = layout, key.shape[1], rate, factor, scale
+        return layout.packed(outputs)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple:
         """Returns the gradients of `query`, `key` and `value`."""
-        layout, heads, rate, scale = ctx.constants
+        layout, number, rate, factor, scale = ctx.constants
         saved = iter(ctx.saved_tensors)
-        if rate:
-            gradient = gradient * (1 / (1 - rate))
-        parts = ([], [], [])
+        if not rate:
+            queries, keys, values = saved
+        gradients = layout.by_head(gradient * factor, number)
+        if layout.tokens is not None:
+            gradients *= layout.real[:, None, None]
+        share = gradients.shape[2]
+        of_queries = torch.empty_like(gradients)
+        of_keys, of_values = (torch.empty_like(gradients[:, :, :1]) for _ in range(2))
+        if any(block.queries != block.keys for block in layout.blocks):  # a key's gradient is then a sum over blocks
+            precise = torch.promote_types(gradients.dtype, torch.float32)
+            of_keys, of_values = (torch.zeros_like(each, dtype=precise) for each in (of_keys, of_values))
         with torch.autocast("cpu", enabled=False):
-            for group in layout.groups:
-                q, k, v, probabilities, keep = itertools.islice(saved, 5)
-                g = group.gathered(gradient, heads)
-                if group.real is not None:
-                    number, length = group.shape
-                    g.view(number, -1, length, g.shape[-1]).mul_(group.real[:, None, :, None])
-                of_weights = torch.bmm(g, v.transpose(1, 2))
-                weights = probabilities
+            for block, heads in layout.pieces(number, share):
+                g = part(gradients, block.queries, heads, block.number)
                 if rate:
+                    q, k, v, probabilities, keep = itertools.islice(saved, 5)
                     weights = masked(probabilities, keep)
-                    of_weights = masked(of_weights, keep)
-                of_scores = torch._softmax_backward_data(of_weights, probabilities, -1, probabilities.dtype)
-                gradients = (
-                    torch.bmm(of_scores, k),
-                    torch.bmm(of_scores.transpose(1, 2), q),
-                    torch.bmm(weights.transpose(1, 2), g),
-                )
-                for part, each in zip(parts, gradients, strict=True):
-                    part.append(group.rows(each, heads))
-        of_query, of_key, of_value = map(layout.joined, parts)
-        return of_query * scale, of_key, of_value, None, None, None
+                    of_scores = masked(torch.bmm(g, v.transpose(1, 2)), keep)
+                else:
+                    q = part(queries, block.queries, heads, block.number) * scale
+                    k, v = (part(each, block.keys, heads, block.number) for each in (keys, values))
+                    weights = probabilities = probabilities_of(q, k, block, share)
+                    of_scores = torch.bmm(g, v.transpose(1, 2))
+                add(of_values[heads, block.keys], torch.bmm(weights.transpose(1, 2), g), block)
+                torch._softmax_backward_data(of_scores, probabilities, -1, of_scores.dtype, grad_input=of_scores)
+                rows = of_queries[heads, block.queries]
+                torch.mul(torch.bmm(of_scores, k).view_as(rows), scale, out=rows)
+                add(of_keys[heads, block.keys], torch.bmm(of_scores.transpose(1, 2), q), block)
+        of_query, of_key, of_value = (
+            layout.packed(each).to(gradient.dtype) for each in (of_queries, of_keys, of_values)
+        )
+        return of_query, of_key, of_value, None, None, None
+
+
+def add(rows: Tensor, values: Tensor, block: Block) -> None:
+    """Adds values to the gradient of some keys. The only block of a text sets it."""
+    if block.queries == block.keys:
+        rows.copy_(values.view_as(rows))
+    else:
+        rows += values.view_as(rows)
 
 
 @contextlib.contextmanager

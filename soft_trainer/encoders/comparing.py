@@ -38,8 +38,6 @@ def is_comparable(model: PreTrainedModel, name_or_path: str | Path | None = None
     quantized = getattr(model.config, "quantization_config", None) is not None
     if quantized or model.num_parameters() > LARGEST_COMPARED or is_deepspeed_zero3_enabled():
         return False
-    if getattr(model, MISSING_WEIGHTS, ()):  # each library would draw other random weights
-        return False
     if name_or_path is None:
         return model.dtype == torch.float32
     return is_inferred_from_modules(name_or_path, revision)
@@ -130,6 +128,8 @@ def _cause(encoder: Encoder, theirs, side: str) -> str:
     ours = tokenize(encoder.tokenizer, TEXTS, prefix, getattr(profile, f"{side}_length"))
     task = {"query": "query", "code": "document"}[side]
     features = theirs.preprocess(list(TEXTS), prompt=theirs.prompts.get(task), task=task)
+    if theirs.tokenizer.padding_side == "left":
+        return "the tokenizer's padding_side=left, because this package pads on the right"
     mask = features["attention_mask"].bool()
     right = [ids[kept].tolist() for ids, kept in zip(features["input_ids"], mask, strict=True)]
     if ours == right:

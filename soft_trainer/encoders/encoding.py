@@ -93,12 +93,12 @@ def token_count(item: Sequence[int] | dict) -> int:
 
 
 def pad(
-    items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length: int = 0, width: int = 1
+    items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length: int | np.ndarray = 0, width: int = 1
 ) -> dict[str, Tensor]:
     """Pads rows on the right to the length of the longest row.
 
     Args:
-        prompt_length: the number of leading tokens in each row that pooling skips.
+        prompt_length: the number of leading tokens that pooling skips, for all rows or for each, int64[B].
         width: the minimum length; see `padded_width`.
 
     Returns:
@@ -113,8 +113,8 @@ def pad(
     input_ids = np.full(mask.shape, pad_token_id)
     input_ids[mask] = np.concatenate(items)
     inputs = {"input_ids": input_ids, "attention_mask": mask}
-    if prompt_length:
-        inputs["pooling_mask"] = mask & (places >= prompt_length)
+    if np.any(prompt_length):
+        inputs["pooling_mask"] = mask & (places >= np.reshape(prompt_length, (-1, 1)))
     return {name: torch.from_numpy(values.astype(np.int64, copy=False)) for name, values in inputs.items()}
 
 
@@ -150,13 +150,16 @@ class Collator(Protocol):
 
 @dataclass(frozen=True)
 class PackingCollator:
-    """Joins texts without padding; see `pack`."""
+    """Joins texts without padding; see `pack`. If a text has no token, pads them, as the model would need one."""
 
+    pad_token_id: int
     first_position: int = 0
     packs: ClassVar[bool] = True
 
     def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
         """Joins texts."""
+        if not all(map(token_count, items)):
+            return pad(items, self.pad_token_id, prompt_lengths)
         return pack(items, prompt_lengths, self.first_position)
 
 
@@ -183,7 +186,7 @@ class PaddingCollator:
 def collator_of(passes: Passes, pad_token_id: int, device: torch.device) -> Collator:
     """Returns the collator for an encoder's passes on a device."""
     if passes.packed:
-        return PackingCollator(passes.first_position)
+        return PackingCollator(pad_token_id, passes.first_position)
     return PaddingCollator(pad_token_id, few_lengths=device.type != "cpu")
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from soft_trainer.encoders.adapters import check_apart_from_base, has_adapter, merge_adapter, save_adapter
 from soft_trainer.encoders.loading import pooling_layer
+from soft_trainer.encoders.packing import first_position
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import is_static, saved_config, saved_tensors
@@ -68,6 +69,8 @@ def export_encoder(
 
 
 def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, merge: bool) -> None:
+    if first := first_position(model):  # from its padding, which Trainer replaces by the tokenizer's
+        model.config.pad_token_id = first - 1
     # The weights keep the model's parameter names, which Trainer needs to resume.
     if is_static(model.config):
         if state_dict is None:

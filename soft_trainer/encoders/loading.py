@@ -19,7 +19,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 
 from soft_trainer import distributed
 from soft_trainer.encoders import hub_files, profiles
-from soft_trainer.encoders.adapters import has_adapter, import_peft, load_adapter, merge_adapter, plain_encoder
+from soft_trainer.encoders.adapters import (
+    adapter_state,
+    has_adapter,
+    import_peft,
+    load_adapter,
+    merge_adapter,
+    plain_encoder,
+)
 from soft_trainer.encoders.comparing import MISSING_WEIGHTS, compare_encoders, compare_with_folder, is_comparable
 from soft_trainer.encoders.encoding import Encoder, check_dims
 from soft_trainer.encoders.hub_files import reading
@@ -128,11 +135,18 @@ def load_model(
 
     Raises:
         UserError: the folder or repository does not exist, has no safetensors weights or needs `trust_remote_code`,
-            the profile's lengths exceed the model's positions, an adapter's base is missing, or sentence-transformers
-            gives other embeddings.
+            the files lack weights, the profile's lengths exceed the model's positions, an adapter's base is missing,
+            or sentence-transformers gives other embeddings.
     """
     source = (revision, trust_remote_code)
     model = _load_model(name_or_path, profile, *source, attn_implementation, dtype)
+    saved = adapter_state(model) if has_adapter(model) else ()
+    missing = next((name for name in getattr(model, MISSING_WEIGHTS) if name not in saved), None)
+    if missing:
+        remedy = ""
+        if missing.startswith("pooler."):
+            remedy = "; use pooling=mean or cls"
+        raise UserError(f"{name_or_path}: the files have no weights for {missing}, which would be random{remedy}")
     if not compare or distributed.rank_and_world_size()[0] > 0 or not is_comparable(model, name_or_path, revision):
         return model
     inferred = resolve_profile(name_or_path, revision=revision)
@@ -185,7 +199,11 @@ def _load_model(
             **options,
         )
     model.config._name_or_path = str(name_or_path)  # not the folder of `base`
-    setattr(model, MISSING_WEIGHTS, tuple(sorted(report["missing_keys"])))
+    unread = ["position_ids"]
+    if profile.pooling != "pooler":
+        unread.append("pooler.")
+    missing = [name for name in sorted(report["missing_keys"]) if not any(part in name for part in unread)]
+    setattr(model, MISSING_WEIGHTS, missing)
     return model
 
 
@@ -203,7 +221,7 @@ def _without_report_on_spare_weights() -> Iterator[None]:
 
     def shown(record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        return "LOAD REPORT" not in message or any(word in message for word in ("MISSING", "MISMATCH", "CONVERSION"))
+        return "LOAD REPORT" not in message or any(word in message for word in ("MISMATCH", "CONVERSION"))
 
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(shown)
@@ -399,7 +417,7 @@ def given_encoder(
     """Returns the encoder, tokenizer and profile for a model of any supported type, such as a `SentenceTransformer`.
 
     Args:
-        model: a `PreTrainedModel`, a `PeftModel`, a `SentenceTransformer`, an `Encoder`, a folder, or a Hub name.
+        model: a `PreTrainedModel`, a `PeftModel`, a `SentenceTransformer` or an `Encoder`.
         tokenizer, profile: the user's tokenizer and profile. By default, the model's. A mapping changes settings of
             the model's profile, such as `query_length`.
 
@@ -410,11 +428,6 @@ def given_encoder(
     if isinstance(profile, Mapping):
         changes = profile
         profile = None
-    if isinstance(model, str | Path):
-        inferred = profile is None
-        profile = (profile or resolve_profile(model)).changed(changes)
-        tokenizer = tokenizer or load_tokenizer(model, profile)
-        return load_model(model, profile, compare=inferred), tokenizer, profile
     if isinstance(model, Encoder):
         return model.model, tokenizer or model.tokenizer, (profile or model.profile).changed(changes)
     if hasattr(model, "modules") and hasattr(model, "encode_query"):  # without importing sentence-transformers

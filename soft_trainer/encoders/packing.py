@@ -60,22 +60,26 @@ def pack(items: Sequence[Sequence[int] | Mapping], prompt_lengths: int | np.ndar
     Args:
         items: each text's token ids, or its features with data flow.
         prompt_lengths: the number of leading tokens that pooling skips, for all texts or for each, int64[n].
-        first: the position of each text's first token; see `first_position`.
+        first: the position of each text's first token; see `first_position`. RoBERTa counts no position for the
+            padding token, whose id is one less, and gives it this id as its position.
 
     Returns:
         `input_ids` and `position_ids`, LongTensor[1, T]; `borders`, IntTensor[n + 1], where each text starts and the
         last one ends; `pooled_from`, LongTensor[n], where pooling starts in each text; and `longest`, the number of
         tokens in the longest text, which stays on the host. With data flow, also the result of `packed_graphs`.
     """
-    ids = [token_ids(item) for item in items]
-    lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
+    texts = [token_ids(item) for item in items]
+    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
     borders = np.concatenate([[0], lengths.cumsum()])
-    positions = np.arange(borders[-1]) - np.repeat(borders[:-1], lengths) + first
+    ids = np.concatenate(texts).astype(np.int64)
+    counted = ids != first - 1
+    before = np.cumsum(np.append(0, counted))
+    positions = (before[1:] - np.repeat(before[borders[:-1]], lengths)) * counted + first - 1
     graphs = {}
     if any(isinstance(item, Mapping) for item in items):
         graphs = packed_graphs(items, borders, positions)
     return graphs | {
-        "input_ids": torch.from_numpy(np.concatenate(ids).astype(np.int64))[None],
+        "input_ids": torch.from_numpy(ids)[None],
         "position_ids": torch.from_numpy(positions)[None],
         "borders": torch.from_numpy(borders.astype(np.int32)),
         "pooled_from": torch.from_numpy(borders[:-1] + np.minimum(prompt_lengths, lengths)),

@@ -18,6 +18,7 @@ from soft_trainer.encoders.attention import PACKED, running
 from soft_trainer.encoders.encoding import encode, moved, pad
 from soft_trainer.encoders.packing import Passes, first_position, pack
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
 
 HALF = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16}
 LARGEST_HEAD = 256  # the flash kernel's limit
@@ -57,6 +58,10 @@ def decide_passes(
         packing: the option, `False` or "false" to pad.
         why_padded: why the run pads its passes whatever the encoder, or None.
     """
+    if device.type == "cpu" and precision in HALF and model.dtype in set(HALF.values()) - {HALF[precision]}:
+        raise UserError(
+            f"model: its weights are {model.dtype}, but this run computes in {precision}; load them in float32"
+        )
     if str(packing).lower() == "false":
         why_padded = "packing=false"
     if why_padded is None:
@@ -187,13 +192,15 @@ def _texts(config, profile: EncoderProfile) -> list:
     With data flow, each text ends with two nodes.
     """
     special = {getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "cls", "sep")}
-    words = np.setdiff1d(np.arange(config.vocab_size), [each for each in special if isinstance(each, int)])
+    special = [each for each in special if isinstance(each, int) and each < config.vocab_size]
     tokens = min(getattr(config, "max_position_embeddings", None) or COMPARED_TOKENS, COMPARED_TOKENS)
     draw = np.random.default_rng(0)
     texts = []
     lengths = itertools.cycle((profile.query_length // 2, profile.code_length, profile.query_length))
     while len(texts) < 3 or sum(map(len, texts)) <= tokens:
-        texts.append(draw.choice(words, next(lengths)))
+        ids = draw.integers(config.vocab_size, size=next(lengths))
+        ids[1 : 1 + len(special)] = special[: len(ids) - 1]  # RoBERTa, for example, counts no position for padding
+        texts.append(ids)
     if profile.data_flow_length:
         return [_with_nodes(ids, config.pad_token_id + 1) for ids in texts]
     return texts

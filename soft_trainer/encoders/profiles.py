@@ -303,6 +303,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         return {}
 
     modules = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in read(MODULES_FILE, list)}
+    modules.pop("Dropout", None)  # only sentence-transformers' training uses it
     transformer_file = next((file for file in TRANSFORMER_FILES if read(file)), TRANSFORMER_FILES[0])
     transformer = read(transformer_file)
     settings = read(SETTINGS_FILE)

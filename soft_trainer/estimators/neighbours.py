@@ -187,7 +187,7 @@ def cached_neighbours(
         UserError: `build` raised a UserError. Every process raises the same error.
     """
     key = fingerprint(k, list(inputs))
-    neighbours = problem = None
+    neighbours = None
     rank, processes = distributed.rank_and_world_size()
     stored = load_arrays(folder, key) if rank == 0 else None
     if stored is not None:
@@ -196,17 +196,15 @@ def cached_neighbours(
     if together:
         found = build(np.arange(shared)[distributed.shard(shared, rank, processes)])
         neighbours = Neighbours(*map(_gathered, vars(found).values()))
-    if rank == 0:
-        try:
-            if neighbours is None:
-                neighbours = build()
-            if stored is None and folder is not None:
-                store_arrays(folder, key, vars(neighbours))
-        except UserError as error:
-            problem = str(error)
-    problem = distributed.from_main(problem)
-    if problem is not None:
-        raise UserError(problem)
+
+    def complete() -> None:
+        nonlocal neighbours
+        if neighbours is None:
+            neighbours = build()
+        if stored is None and folder is not None:
+            store_arrays(folder, key, vars(neighbours))
+
+    distributed.on_main(complete)
     kept = load_arrays(folder, key)
     if distributed.any_process(kept is None):
         if together:

@@ -14,8 +14,9 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.scores import CrossEncoderEstimator
 from soft_trainer.options.conditions import reads_estimator
-from soft_trainer.options.defaults import ENCODER, train_without_teacher
+from soft_trainer.options.defaults import train_without_teacher
 from soft_trainer.options.fields import EstimatorOptions
+from soft_trainer.options.option_spec import ENCODER
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.references import import_reference
 from soft_trainer.terminal import print_on_main
@@ -50,14 +51,17 @@ def choose_estimator(
 
 
 def estimator_of_run(
-    args: SoftInfoNCETrainingArguments, profile: EncoderProfile, trust_remote_code: bool = False
+    args: SoftInfoNCETrainingArguments, profile: EncoderProfile, trust_remote_code: bool = False, split=None
 ) -> Estimator | None:
     """Creates a run's estimator like `choose_estimator`, or returns None if no option needs an estimator.
 
     If the default teacher, which the encoder's profile names, cannot be loaded, this prints the reason and changes the
     options: the encoder is trained without it.
+
+    Args:
+        split: the training rows, if known.
     """
-    if not reads_estimator(args):
+    if not reads_estimator(args, split):
         return None
     try:
         return choose_estimator(args, profile.query_columns, trust_remote_code)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from soft_trainer.data.split import Judgments, Split
 from soft_trainer.encoders.encoding import comparable, shorten
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
+from soft_trainer.evaluation.run_file import write_run_file
 from soft_trainer.fingerprints import rows_fingerprint
 
 CUT = 10  # the ranks that count for nDCG
@@ -53,20 +55,37 @@ class RetrievalOutput:
         """The corpus indices of each query's top functions, LongTensor[Q, k], best first."""
         return self.ranking.top_indices
 
+    def write_run_file(self, path: str | Path, split: Split) -> str:
+        """Writes each query's top functions for trec_eval, ranx or ir-measures, and the judgments to `PATH.qrels`.
+
+        Set `top_k` in `predict` to list more than ten functions. Mean average precision needs the whole corpus.
+
+        Args:
+            split: the split that was ranked.
+
+        Returns:
+            A line that states how many functions are listed for each query, and how many queries have a tie.
+
+        Raises:
+            UserError: an id contains a blank, or a grade is not an integer.
+        """
+        return write_run_file(path, split, self.ranking)
+
 
 def rank_corpus(
-    queries: Tensor, codes: Tensor, split: Split, encoder: EncoderProfile, dims: Iterable[int]
+    queries: Tensor, codes: Tensor, split: Split, encoder: EncoderProfile, dims: Iterable[int], top_k: int = 10
 ) -> RetrievalOutput:
     """Ranks the corpus for every query and computes metrics, for full and for truncated embeddings.
 
     Args:
         queries, codes: the embeddings of the queries and of the corpus, to be compared by dot product.
         dims: the truncated embedding sizes to measure in addition to full embeddings.
+        top_k: the number of top functions to return for each query.
     """
     judgments = split.judgments
     pool_size = len(split.corpus)
     unranked = split.unranked()
-    ranked = _rank_answers(queries, codes, judgments, encoder.score_scale, unranked)
+    ranked = _rank_answers(queries, codes, judgments, encoder.score_scale, unranked, top_k)
     ranking, of_queries = by_query(ranked, judgments)
     shorter = {}
     for dim in dims:
@@ -79,7 +98,12 @@ def rank_corpus(
 
 
 def _rank_answers(
-    queries: Tensor, codes: Tensor, judgments: Judgments, score_scale: float, unranked: np.ndarray | None
+    queries: Tensor,
+    codes: Tensor,
+    judgments: Judgments,
+    score_scale: float,
+    unranked: np.ndarray | None,
+    top_k: int = 10,
 ) -> Ranking:
     """Ranks every query's relevant functions. Each process ranks a shard and receives the ranks from all shards."""
     rows, targets = answer_pairs(judgments)
@@ -88,7 +112,7 @@ def _rank_answers(
     excluded = None
     if unranked is not None:
         excluded = torch.from_numpy(unranked)[rows[shard]]
-    local = rank_codes(asked, codes, targets[shard], score_scale=score_scale, excluded=excluded)
+    local = rank_codes(asked, codes, targets[shard], top_k, score_scale, excluded=excluded)
     return Ranking(*(distributed.gather(part) for part in (local.ranks, local.top_indices, local.top_scores)))
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 
+from huggingface_hub import HfApi
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
-from soft_trainer.hub.push import check_push, push_folder, reason
+from soft_trainer.hub.push import check_push, push_folder, reason, stage, upload
 from soft_trainer.options.fields import DataArguments
 
 logger = logging.get_logger(__name__)
@@ -26,7 +25,7 @@ def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
     Raises:
         UserError: a push would fail (see `check_push`), or the rows to push come from `dataset_name`.
     """
-    if distributed.rank_and_world_size()[0] != 0:
+    if not distributed.is_main():
         return
     if name := data.push_data_to_hub:
         own_rows = data.source_dir or data.history or data.data_dir
@@ -55,76 +54,54 @@ class Publisher:
         self.args = args
         self.hub_model_id = _model_id(args)
         check_push(self.hub_model_id, args.hub_token, args.hub_private_repo)
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
+        self._api = HfApi()  # runs one background push after the other
         self._pushes: list[Future] = []
-        self._failed: dict[str | None, tuple[str | Path, str]] = {}  # folder and message by path in the repository
 
-    def push(self, folder: str | Path, message: str, path_in_repo: str | None = None) -> str:
-        """Pushes `folder` immediately and returns the commit's URL. Raises the errors of `push_folder`."""
+    def push(self, message: str) -> str:
+        """Pushes the output folder after all checkpoints, and returns the commit's URL. See `push_folder`."""
+        self.finish()
         settings = self.args.hub_token, self.args.hub_private_repo, self.args.hub_revision
-        return push_folder(folder, self.hub_model_id, *settings, message, path_in_repo=path_in_repo)
+        return push_folder(self.args.output_dir, self.hub_model_id, *settings, message)
 
     def push_checkpoint(self, folder: str | Path, step: int) -> None:
         """Pushes a checkpoint in the background, unless `hub_strategy` is "end".
 
-        If another push is in progress, the checkpoint is skipped unless `hub_always_push` is set.
+        If another push is in progress, the checkpoint is skipped unless `hub_always_push` is set. A failure is logged
+        with the command that pushes the checkpoint later.
         """
         strategy = self.args.hub_strategy
-        busy = not all(push.done() for push in self._pushes)
-        if strategy == HubStrategy.END or (busy and not self.args.hub_always_push):
+        if strategy == HubStrategy.END or (self.busy and not self.args.hub_always_push):
             return
         paths: list[str | None] = [None]
         if strategy == HubStrategy.CHECKPOINT:
             paths.append("last-checkpoint")
         elif strategy == HubStrategy.ALL_CHECKPOINTS:
             paths.append(Path(folder).name)
-        push = (folder, f"Step {step}", paths)
         try:
-            # Training may delete the checkpoint while it is uploaded. The temporary folder is deleted after the push.
-            staged = tempfile.TemporaryDirectory(prefix=".push-", dir=self.args.output_dir)
-            shutil.copytree(folder, staged.name, copy_function=_link, dirs_exist_ok=True)
-            self._pushes.append(self._executor.submit(self._push_staged, staged, *push))
-        except OSError as error:
-            self._fail(error, *push)
+            settings = self.hub_model_id, self.args.hub_token, self.args.hub_revision
+            staged = stage(Path(folder), self.args.output_dir, *settings)
+            self._pushes.append(self._api.run_as_future(self._upload, staged, Path(folder), f"Step {step}", paths))
+        except (OSError, UserError) as error:
+            logger.warning(f"Pushing {folder} during training failed: {error}")
+
+    @property
+    def busy(self) -> bool:
+        """True while a push is in progress in the background."""
+        return not all(push.done() for push in self._pushes)
 
     def finish(self) -> None:
         """Waits for the background pushes to finish."""
         wait(self._pushes)
 
-    def conclude(self, message: str) -> str:
-        """Pushes the output folder, then retries the failed pushes of checkpoints. Raises the errors of `push_folder`.
-
-        Returns:
-            The URL of the output folder's commit.
-        """
-        self.finish()
-        url = self.push(self.args.output_dir, message)
-        for path, (folder, step) in self._failed.items():
-            if path is not None and Path(folder).is_dir():  # an old checkpoint may have been deleted
-                self.push(folder, step, path)
-        return url
-
-    def _push_staged(self, staged: tempfile.TemporaryDirectory, folder, message: str, paths) -> None:
-        """Pushes a temporary copy of `folder` to each of `paths` in the repository. Failures are logged."""
-        try:
-            with staged:
-                for path in paths:
-                    self.push(staged.name, message, path)
-                    self._failed.pop(path, None)
-        except Exception as error:  # no caller reads the error of this thread
-            self._fail(error, folder, message, paths)
-
-    def _fail(self, error: BaseException, folder: str | Path, message: str, paths: list[str | None]) -> None:
-        """Logs a failed push, and records it to be retried at the end."""
-        # The UserError suggests a command that uses the temporary folder, which is already gone. Log only the cause.
-        cause = reason(error.__cause__ or error)
-        logger.warning(f"Pushing {folder} during training failed and will be retried at the end: {cause}")
-        self._failed |= dict.fromkeys(paths, (folder, message))
-
-
-def _link(source: str, target: str) -> None:
-    """Hard-links a file, or copies the file if the file system does not support hard links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+    def _upload(self, staged: tempfile.TemporaryDirectory, folder: Path, message: str, paths: list) -> None:
+        """Pushes a staged checkpoint to each of `paths` in the repository. Nobody reads this thread's errors."""
+        args = self.args
+        settings = args.hub_token, args.hub_private_repo, args.hub_revision
+        with staged:
+            for path in paths:
+                try:
+                    upload(staged.name, folder, self.hub_model_id, *settings, message, path_in_repo=path)
+                except Exception as error:
+                    # The push at the end replaces what goes to the root, so only a subfolder is worth pushing later.
+                    cause = error if path else reason(error.__cause__ or error)
+                    logger.warning(f"Pushing {folder.name} during training failed: {cause}")

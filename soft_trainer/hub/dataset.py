@@ -42,7 +42,7 @@ def push_data(splits: Mapping[str, Split], arguments: DataArguments, args: Train
         UserError: the push failed; see `push_folder`.
     """
     name = arguments.push_data_to_hub
-    if name and distributed.rank_and_world_size()[0] == 0:
+    if name and distributed.is_main():
         folder = write_data(pushed_tables(splits), arguments, Path(args.output_dir) / PUSHED_ROWS)
         of_rows = {"commit_message": "Rows of a run", "repo_type": "dataset"}
         print_on_main(f"Rows pushed: {push_folder(folder, name, args.hub_token, args.hub_private_repo, **of_rows)}")

@@ -130,7 +130,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         pairs=record["statistics"].get("train", {}).get("rows") if record["statistics"] else None,
         picture=TRAINING_PICTURE if (folder / TRAINING_PICTURE).is_file() else None,
         static=config.get("model_type") == "xlnet" and config.get("n_layer") == 0,
-        statistics=statistics_table(record["statistics"]) if record["statistics"] else None,
+        statistics=statistics_table(record["statistics"], complete=False) if record["statistics"] else None,
     )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shlex
-import time
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
 from soft_trainer.encoders.hub_files import public_name, published_name
@@ -54,7 +55,6 @@ PUSHED_FILES = (
     *(RECORD, NUMBERS, "train_results.json", "eval_results.json"),
 )
 WEIGHTS = {"model.safetensors", "model.safetensors.index.json", ADAPTER_WEIGHTS}
-WAITS = (1, 2, 4, 8, 16)  # seconds before each retry
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 
 
@@ -105,8 +105,8 @@ def push_folder(
     After a successful push, the card in the folder is updated to match.
 
     The repository and the branch are created if they do not exist. Files from an earlier push that would conflict with
-    this one are deleted: weights of the other type (adapter or whole encoder), and splits. Transient failures are
-    retried after the delays in `WAITS`.
+    this one are deleted: weights of the other type (adapter or whole encoder), and splits. The client retries the
+    requests of an upload, but not the commit.
 
     Args:
         token, private: see `check_push`.
@@ -118,117 +118,157 @@ def push_folder(
         The URL of the commit.
 
     Raises:
-        UserError: there is nothing to push, a file contains the token, or the push failed after all retries. The
-            message for a failed push includes a command to push later.
+        UserError: there is nothing to push, a file contains the token, or the push failed. The message for a failed
+            push includes a command to push later.
     """
-    api = _client(hub_model_id, token, repo_type)
     folder = Path(folder)
-    contents = _contents(folder, hub_model_id, revision, repo_type)
-    _check_contents(folder, contents, api.token)
-    replaced = _replaced_files(folder, repo_type)
-    places = {"revision": revision, "path_in_repo": path_in_repo}
-    # The client retries the requests of an upload, but not the commit. The commit fails after a 500, or if another
-    # client commits in between.
-    for wait in (*WAITS, None):
-        try:
-            _create(api, hub_model_id, private, repo_type)
-            url = _commit(api, contents, replaced, commit_message, repo_id=hub_model_id, repo_type=repo_type, **places)
-            break
-        except (HTTPError, OSError, ValueError, RuntimeError) as error:
-            # The client wraps a failed upload in a RuntimeError.
-            cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
-            if wait is None or not _is_retryable(cause):
-                later = later_command(folder, hub_model_id, private, repo_type=repo_type, **places)
-                what = f"pushing {folder} to {hub_model_id} failed: {reason(cause)}"
-                raise UserError(f"{what}. Nothing is lost. To push later, run: {later}") from cause
-            logger.warning("Push to %s failed (%s); retrying in %d s.", hub_model_id, reason(cause), wait)
-            time.sleep(wait)
-    card = contents.get(CARD)
-    if isinstance(card, bytes) and not path_in_repo:
-        edited = (listed_files(folder) or {}).get(CARD) != file_fingerprint(folder / CARD)
-        write_text(folder / CARD, card.decode())
-        if not edited:  # an edited card keeps its old hash, so that another run does not overwrite it
-            list_files(folder, [folder / CARD])
+    with stage(folder, folder, hub_model_id, token, revision, repo_type) as staged:
+        url = upload(staged, folder, hub_model_id, token, private, revision, commit_message, repo_type, path_in_repo)
+        card = Path(staged) / CARD
+        if repo_type == "model" and not path_in_repo and card.is_file() and not card.samefile(folder / CARD):
+            edited = (listed_files(folder) or {}).get(CARD) != file_fingerprint(folder / CARD)
+            write_text(folder / CARD, card.read_text(encoding="utf-8"))
+            if not edited:  # an edited card keeps its old hash, so that another run does not overwrite it
+                list_files(folder, [folder / CARD])
     return url
 
 
-def _replaced_files(folder: Path, repo_type: str) -> tuple[str, ...]:
-    """Returns patterns for the files that a push replaces completely: weights, or a run's rows."""
-    if repo_type == "model":
-        return (*WHOLE_FILES, *ADAPTER_FILES, *ONNX_FILES)
-    if repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
-        return ROW_FILES
-    return ()
+def stage(
+    folder: Path,
+    inside: str | Path,
+    repo_id: str,
+    token: str | None = None,
+    revision: str | None = None,
+    repo_type: str = "model",
+) -> tempfile.TemporaryDirectory:
+    """Collects the files to push in a temporary folder: hard links, and new files where a path has to be shortened.
+
+    The originals may change or disappear while the temporary folder is uploaded.
+
+    Args:
+        inside: the parent of the temporary folder, on the same file system, if it can be written to.
+
+    Raises:
+        UserError: there is nothing to push, or a file contains the token.
+    """
+    token = _client(repo_id, token, repo_type).token
+    paths = _paths(folder, repo_type)
+    if not paths:
+        raise UserError(f"{folder}: no files to push")
+    staged = tempfile.TemporaryDirectory(prefix=".push-", dir=inside if os.access(inside, os.W_OK) else None)
+    for path in paths:
+        name = path.relative_to(folder)
+        if path.suffix != ".safetensors" and token.encode() in path.read_bytes():
+            staged.cleanup()
+            raise UserError(f"{path} contains the Hub token: remove it (and revoke it), then push again")
+        target = Path(staged.name) / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        content = None
+        if repo_type == "model":
+            content = _public_content(path, name.as_posix(), repo_id, revision)
+        if content is None:
+            link_or_copy(path, target)
+        else:
+            target.write_text(content, encoding="utf-8")
+    return staged
 
 
-def _commit(
-    api: HfApi,
-    contents: Mapping[str, Path | bytes],
-    replaced: Sequence[str],
-    message: str,
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Hard-links a file, or copies it if the file system does not support hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def upload(
+    staged: str | Path,
+    folder: Path,
+    repo_id: str,
+    token: str | None,
+    private: bool | None,
     revision: str | None,
-    path_in_repo: str | None,
-    **repository: str,
+    commit_message: str,
+    repo_type: str = "model",
+    path_in_repo: str | None = None,
 ) -> str:
-    """Pushes `contents` in one commit, and deletes other files that match `replaced`. Returns the commit's URL."""
-    prefix = f"{path_in_repo.strip('/')}/" if path_in_repo else ""
-    if revision:
-        api.create_branch(branch=revision, exist_ok=True, **repository)
-    operations = [CommitOperationAdd(prefix + name, content) for name, content in contents.items()]
-    if any(filter_repo_objects(contents, allow_patterns=[*replaced])):
-        there = api.list_repo_files(revision=revision, **repository)
-        inside = [name.removeprefix(prefix) for name in there if name.startswith(prefix)]
-        outdated = {*filter_repo_objects(inside, allow_patterns=[*replaced])} - contents.keys()
-        operations += [CommitOperationDelete(prefix + name) for name in sorted(outdated)]
-    return api.create_commit(operations=operations, commit_message=message, revision=revision, **repository).commit_url
+    """Pushes a staged copy of `folder` in one commit; see `push_folder`. Returns the commit's URL."""
+    api = _client(repo_id, token, repo_type)
+    replaced: tuple[str, ...] = ()
+    if repo_type == "model":
+        replaced = (*WHOLE_FILES, *ADAPTER_FILES, *ONNX_FILES)
+    elif repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
+        replaced = ROW_FILES
+    try:
+        _create(api, repo_id, private, repo_type)
+        if revision:
+            api.create_branch(repo_id, branch=revision, repo_type=repo_type, exist_ok=True)
+        return api.upload_folder(
+            repo_id=repo_id,
+            folder_path=staged,
+            path_in_repo=path_in_repo,
+            commit_message=commit_message,
+            repo_type=repo_type,
+            revision=revision,
+            delete_patterns=[*replaced],
+        ).commit_url
+    except (HTTPError, OSError, ValueError, RuntimeError) as error:
+        # The client wraps a failed upload in a RuntimeError.
+        cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
+        later = later_command(
+            folder, repo_id, private, repo_type=repo_type, revision=revision, path_in_repo=path_in_repo
+        )
+        what = f"pushing {folder} to {repo_id} failed: {reason(cause)}"
+        raise UserError(f"{what}. Nothing is lost. To push later, run: {later}") from cause
 
 
-def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) -> dict[str, Path | bytes]:
-    """Returns the files to push, keyed by path in the repository: local paths, or bytes if the content must change."""
+def _paths(folder: Path, repo_type: str) -> list[Path]:
+    """Returns the files to push, in order."""
     paths = _listed(folder, encoder_files(folder)) if repo_type == "model" else folder.rglob("*")
-    contents: dict[str, Path | bytes] = {}
-    for path in sorted(paths):
-        if path.is_file():
-            contents[path.relative_to(folder).as_posix()] = path
+    names = [path.relative_to(folder).as_posix() for path in sorted(paths) if path.is_file()]
     if repo_type != "model":
-        pushed = filter_repo_objects(contents, ignore_patterns=[*NEVER_PUSHED])
-        return {name: contents[name] for name in pushed}
-    if contents and WEIGHTS.isdisjoint(contents):
+        return [folder / name for name in filter_repo_objects(names, ignore_patterns=[*NEVER_PUSHED])]
+    if names and WEIGHTS.isdisjoint(names):
         raise UserError(f"{folder}: no weights to push (model.safetensors or adapter_model.safetensors)")
-    if RECORD in contents and read_json(folder / RECORD).get("format") != RECORD_FORMAT:
+    if RECORD in names and read_json(folder / RECORD).get("format") != RECORD_FORMAT:
         logger.warning("%s: not pushed: another version wrote this file, so it may have local paths", folder / RECORD)
-        del contents[RECORD]
-    if ADAPTER_CONFIG in contents:
-        base = published_name(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path"))
-        if base and Path(base).is_dir():
+        names.remove(RECORD)
+    return [folder / name for name in names]
+
+
+def _public_content(path: Path, name: str, repo_id: str, revision: str | None) -> str | None:
+    """Returns the text to push for a file that names this repository or a local path, or None to push it as it is.
+
+    Encoders need these paths on this machine, so they are shortened only in what is pushed.
+    """
+    if name == CARD:
+        return named_card(path.read_text(encoding="utf-8"), repo_id, revision)
+    if name == PROFILE_FILE:
+        return _with_public_name(path, "teacher")
+    if name in (ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
+        base = published_name(read_json(path).get("base_model_name_or_path"))
+        if name == ADAPTER_CONFIG and base and Path(base).is_dir():
             logger.warning(
                 "%s: the adapter's base, %s, exists only on this machine, so nobody else can load the adapter. "
                 "Train with merge_lora=True, or push the base and train from its name",
-                *(folder, base),
+                *(path.parent, base),
             )
-    # Encoders need these two paths on this machine, so they are shortened only in what is pushed.
-    for name in (ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
-        if name in contents:
-            contents[name] = _with_public_name(folder / name, "base_model_name_or_path")
-    if PROFILE_FILE in contents:
-        contents[PROFILE_FILE] = _with_public_name(folder / PROFILE_FILE, "teacher")
-    if CARD in contents:
-        contents[CARD] = named_card((folder / CARD).read_text(encoding="utf-8"), repo_id, revision).encode()
-    return contents
+        return _with_public_name(path, "base_model_name_or_path")
+    return None
 
 
-def _with_public_name(path: Path, key: str) -> Path | bytes:
-    """Returns a JSON file's path or, if the value of `key` is a local path, new content with a shortened path."""
+def _with_public_name(path: Path, key: str) -> str | None:
+    """Returns a JSON file's content with a shortened path if the value of `key` is a local path, otherwise None."""
     content = read_json(path)
     name = content.get(key)
     if not name:
-        return path
+        return None
     # A relative path may begin where the run was started, in one of the folders around its output folder.
     local = any((folder / name).exists() for folder in path.resolve().parents)
     public = public_name(name, on_hub=not local)
     if public == name:
-        return path
-    return json.dumps(content | {key: public}, indent=2).encode() + b"\n"
+        return None
+    return json.dumps(content | {key: public}, indent=2) + "\n"
 
 
 def _listed(folder: Path, paths: set[Path]) -> set[Path]:
@@ -283,15 +323,6 @@ def named_card(card: str, repo_id: str, revision: str | None) -> str:
     return card.replace(f"({match[1]}", f"({load_arguments(repo_id, revision)}")
 
 
-def _is_retryable(error: BaseException) -> bool:
-    """Returns True if a retry may succeed: on a missing response, a conflict, a server error or too many requests."""
-    if isinstance(error, OfflineModeIsEnabled):
-        return False
-    if isinstance(error, HfHubHTTPError):
-        return error.response.status_code >= 500 or error.response.status_code in (408, 409, 412, 429)
-    return isinstance(error, (HTTPError, ConnectionError, TimeoutError))
-
-
 def later_command(folder: str | Path, hub_model_id: str, private: bool | None = None, **options: str | None) -> str:
     """Returns the shell command that pushes `folder` later with these `options`."""
     command = ["soft-trainer", "push", str(folder), hub_model_id]
@@ -332,19 +363,6 @@ def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
     if not token:
         raise UserError(f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}")
     return HfApi(token=token)
-
-
-def _check_contents(folder: Path, contents: Mapping[str, Path | bytes], token: str) -> None:
-    """Raises UserError if there is nothing to push, or if a file contains the token."""
-    if not contents:
-        raise UserError(f"{folder}: no files to push")
-    for name, content in contents.items():
-        if name.endswith(".safetensors"):
-            continue
-        if isinstance(content, Path):
-            content = content.read_bytes()
-        if token.encode() in content:
-            raise UserError(f"{folder / name} contains the Hub token: remove it (and revoke it), then push again")
 
 
 def reason(error: Exception) -> str:

@@ -12,10 +12,15 @@ SIMILARITIES = "with a loss that uses similarities (all except info_nce)"
 KL = "with loss=kl_regularization"
 
 
-def reads_estimator(o) -> bool:
-    """Returns True if the loss, the batches or the additional negatives may use the estimator."""
+def reads_estimator(o, split=None) -> bool:
+    """Returns True if the loss, the batches or the additional negatives use the estimator.
+
+    Args:
+        split: the training rows, if known: their negatives are drawn instead of similar functions.
+    """
+    finds = bool(o.negatives_per_query) and (split is None or split.judgments.negatives is None)
     loss = o.loss not in WITHOUT_ESTIMATOR or o.cancel != "none" or o.distill_weight > 0
-    return loss or o.train_sampling_strategy == "similar" or bool(o.negatives_per_query)
+    return loss or o.train_sampling_strategy == "similar" or finds
 
 
 ESTIMATOR = AppliesIf(

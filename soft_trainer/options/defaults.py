@@ -19,8 +19,9 @@ from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder
 from soft_trainer.errors import UserError
+from soft_trainer.options.conditions import reads_estimator
 from soft_trainer.options.fields import TEACHER_WEIGHT
-from soft_trainer.options.option_spec import changed_options
+from soft_trainer.options.option_spec import ENCODER, changed_options
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.references import import_reference
 from soft_trainer.terminal import print_on_main
@@ -59,7 +60,6 @@ TITLES = {
     "scratch": "an encoder from scratch",
     "pretrained": "a pretrained encoder",
 }
-ENCODER = "encoder"  # the origin of a default. The others are "recipe", "you", and "you, by NAME" for a consequence
 LARGE_BATCH = 256
 OF_WEIGHTING = ("alpha", "beta", "floor", "margin")  # each is read by one of the weightings
 
@@ -107,13 +107,7 @@ def encoder_kind(profile: EncoderProfile, model: str | None, revision: str | Non
 
 
 def apply_defaults(
-    args: SoftInfoNCETrainingArguments,
-    profile: EncoderProfile,
-    model: str | None,
-    revision: str | None = None,
-    estimator=None,
-    adapter: bool = False,
-    trains: bool = True,
+    args: SoftInfoNCETrainingArguments, starting, estimator=None, trains: bool = True, split=None
 ) -> None:
     """Sets the options whose defaults depend on the encoder or on other options, and prints what it chose.
 
@@ -121,14 +115,15 @@ def apply_defaults(
     complete: a second call has no effect.
 
     Args:
-        model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
+        starting: the encoder to train (`training/starting.py`).
         estimator: the estimator passed to a trainer in Python, or None.
-        adapter: whether an adapter is trained instead of all weights.
         trains: False for a run that only evaluates, which needs no defaults but the precision.
+        split: the training rows, if known.
 
     Raises:
         UserError: the options set both a teacher and another estimator.
     """
+    profile = starting.profile
     choose_precision(args, profile)
     if args.origins is not None:
         return
@@ -142,26 +137,43 @@ def apply_defaults(
         if args.teacher is not None:
             check_teacher(args.teacher, type(estimator).__name__)
         given["estimator"] = args.estimator = estimator_name(estimator)
-    kind = encoder_kind(profile, model, revision)
+    # An encoder without a name counts as trained from scratch.
+    kind = encoder_kind(profile, starting.name, starting.revision)
     schedule = dict(SCHEDULES[kind])
     title = TITLES[kind]
-    if adapter:
+    if starting.adapter:
         schedule["learning_rate"] = LORA_RATE
         title += " with an adapter"
     choice = _Choice(args, given)
     choice.defaults(schedule | METHODS[kind])
     _choose_teacher(choice, kind, profile.teacher, estimator)
     _adapt(choice, kind, estimator)
+    hidden = ("dataloader_drop_last", None if reads_estimator(args, split) else "estimator")
     shown = []
     for name, origin in args.origins.items():
-        if origin == ENCODER and getattr(args, name) != getattr(type(args), name) and name != "dataloader_drop_last":
+        if origin == ENCODER and getattr(args, name) != getattr(type(args), name) and name not in hidden:
             shown.append(f"{name}={getattr(args, name)}")
     if shown:
         print_on_main(f"Defaults for {title}: {', '.join(shown)}")
     for line in choice.lines:
         print_on_main(line)
-    if kind == "search" and not adapter and args.origins["learning_rate"] == ENCODER:
+    if kind == "search" and not starting.adapter and args.origins["learning_rate"] == ENCODER:
         _advise_rate(args)
+
+
+def default_output_dir(args: SoftInfoNCETrainingArguments, label: str, about: Mapping | None) -> str:
+    """Returns `outputs/MODEL-ROWS-LOSS-ESTIMATOR`, or `outputs` if the rows have no name.
+
+    Args:
+        label: the short name of the encoder.
+        about: see `SoftInfoNCETrainer`.
+    """
+    if not about:
+        return "outputs"
+    rows = "-".join(about["languages"]) or about["dataset"].rsplit("/", 1)[-1]
+    estimator = args.estimator or "none"
+    loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
+    return f"outputs/{label}-{rows}-{loss}-{estimator}".replace(":", ".")
 
 
 def _advise_rate(args: SoftInfoNCETrainingArguments) -> None:

@@ -135,12 +135,6 @@ class DataArguments:
         None, "USER/NAME of a data set on the Hub. The rows, as used for training, are pushed to it."
     )
     max_train_rows: int | None = unset("Train on only the first N training rows.", least=1, group="data", common=True)
-    lexical: bool = not_in_results(
-        True, "Also rank by lexical BM25, a baseline that needs no training.", evaluation=True
-    )
-    examples: int = output_option(
-        5, "Number of test queries to show at the end, with their top functions.", least=0, evaluation=True
-    )
 
     def __post_init__(self):
         check_values(self)
@@ -476,6 +470,12 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
         False,
         "In Python: evaluate eval_dataset before and after training and with lexical BM25, print a table of the "
         "results at the end, and write the encoder, its card, run.json and the ranks. The command line always does.",
+    )
+    lexical: bool = not_in_results(
+        True, "Also rank by lexical BM25, a baseline that needs no training.", evaluation=True
+    )
+    examples: int = output_option(
+        5, "Number of test queries to show at the end, with their top functions.", least=0, evaluation=True
     )
     model_card: bool = output_option(True, "Write README.md, the model card, beside a saved encoder.")
     merge_lora: bool = output_option(False, "Save the whole encoder, with the adapter merged into its weights.")

@@ -19,6 +19,9 @@ from soft_trainer.terminal import nearest
 
 FILES_OF_TRANSFORMERS = ("deepspeed", "fsdp_config")  # options of `transformers` whose value may be a file
 BOOLEAN = (bool, bool | None, "bool", "bool | None")  # annotations of options that are True or False
+# The origin of a default (see `apply_defaults`). The others are "recipe", "you", "trial", and "you, by NAME" for a
+# consequence.
+ENCODER = "encoder"
 DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
 
@@ -281,13 +284,14 @@ def changed_options(options) -> dict[str, object]:
 
 
 def unread_options(options: Sequence, values: Values) -> list[str]:
-    """Returns a warning for each option that differs from its default but has no effect in a run with these values."""
+    """Returns a warning for each option that the user changed but that has no effect in a run with these values."""
     lines = []
     for part in options:
         declared = option_specs(part)
+        origins = getattr(part, "origins", None) or {}
         for name, value in changed_options(part).items():
             applies_if = declared[name].applies_if
-            if applies_if and not applies_if.holds(values):
+            if origins.get(name) != ENCODER and applies_if and not applies_if.holds(values):
                 lines.append(f"warning: {name}={value} has no effect: {applies_if.otherwise}")
     return lines
 

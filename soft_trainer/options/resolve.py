@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import dataclass, fields
 
 from transformers import SchedulerType, TrainingArguments
@@ -24,7 +25,7 @@ from soft_trainer.options.option_spec import (
     option_specs,
     unread_options,
 )
-from soft_trainer.references import name_functions
+from soft_trainer.references import NamedFunction, name_functions
 
 # Options that cannot be turned on, each with the reason.
 REFUSED = {
@@ -261,6 +262,14 @@ def _check_together(args) -> None:
         value = getattr(getattr(args, strategy), "value", None)
         if name in named and value != "steps":
             raise UserError(f"{name}={getattr(args, name):g}: has no effect with {strategy}={value}; set it to steps")
+    method = getattr(args, "dataloader_multiprocessing_context", None) or multiprocessing.get_start_method()
+    for name in ("loss", "weighting"):
+        function = getattr(args, name, None)
+        if isinstance(function, NamedFunction) and args.dataloader_num_workers and method != "fork":
+            raise UserError(
+                f"{name}={function}: data workers started by {method} cannot import it; define it at the top level of "
+                "a module, or set dataloader_num_workers=0"
+            )
     if args.dataloader_persistent_workers and not args.dataloader_num_workers:
         raise UserError(
             "dataloader_persistent_workers: there are no data workers; set dataloader_num_workers=2, for example"

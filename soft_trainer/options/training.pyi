@@ -103,6 +103,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         report: In Python: evaluate eval_dataset before and after training and with lexical BM25, print a table of the
             results at the end, and write the encoder, its card, run.json and the ranks. The command line always does.
             Default: False.
+        lexical: Also rank by lexical BM25, a baseline that needs no training. Default: True.
+        examples: Number of test queries to show at the end, with their top functions. Values: 0 or more. Default: 5.
         model_card: Write README.md, the model card, beside a saved encoder. Default: True.
         merge_lora: Save the whole encoder, with the adapter merged into its weights. Default: False.
         merge_ratio: At the end, average the weights before and after training. The ratio, from 0 to 1, is the weight
@@ -112,7 +114,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         named: the names of the options that the caller set.
         of_recipe: those of them that only a recipe set.
         from_command_line: True if `parse` made the arguments.
-        origins: after `apply_defaults`, who chose the value of an option: "encoder", "recipe" or "you".
+        origins: after `apply_defaults`, who chose the value of an option: "encoder", "recipe", "you" or "trial".
         precision_is_default: True if `choose_precision` chose bf16.
     """
 
@@ -240,6 +242,10 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """In Python: evaluate eval_dataset before and after training and with lexical BM25, print a table of the results
     at the end, and write the encoder, its card, run.json and the ranks. The command line always does. Default:
     False."""
+    lexical: bool = True
+    """Also rank by lexical BM25, a baseline that needs no training. Default: True."""
+    examples: int = 5
+    """Number of test queries to show at the end, with their top functions. Values: 0 or more. Default: 5."""
     model_card: bool = True
     """Write README.md, the model card, beside a saved encoder. Default: True."""
     merge_lora: bool = False

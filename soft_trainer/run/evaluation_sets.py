@@ -29,7 +29,7 @@ relevance, as in trec_eval and mteb, or for CodeSearchNet's annotations 2^releva
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,14 +44,14 @@ from soft_trainer.data.layouts.tables import row_files
 from soft_trainer.data.load import load_judged, read_source
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
-from soft_trainer.data.trained_rows import trained_pairs
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.files import DEPENDS_ON, RECORD, read_json
+from soft_trainer.files import DEPENDS_ON
 from soft_trainer.fingerprints import source_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import column_names
 from soft_trainer.terminal import print_on_main
+from soft_trainer.training.output_folder import record_of
 
 
 @dataclass(frozen=True)
@@ -114,22 +114,10 @@ def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
 
     The result is empty if there is no record, or if `eval_data_dir` is not set.
     """
-    if not arguments.eval_data_dir or not encoder or not (Path(encoder) / RECORD).is_file():
+    if not arguments.eval_data_dir or not encoder:
         return set()
-    rows = read_json(Path(encoder) / RECORD, dict).get(DEPENDS_ON, {}).get("data_dir", [])
+    rows = record_of(Path(encoder)).get(DEPENDS_ON, {}).get("data_dir", [])
     return {rows} if isinstance(rows, str) else {*rows}
-
-
-def warn_of_trained_pairs(sets: Mapping[str, Split], encoder: str, profile: EncoderProfile) -> None:
-    """Warns about each evaluation set with pairs that trained the encoder, which its folder lists."""
-    for name, split in sets.items():
-        known = trained_pairs(encoder, split, profile)
-        if known:
-            pairs = len(split.judgments.pairs())
-            print_on_main(
-                f"warning: {name}: the encoder was trained on {known:,} of these {pairs:,} pairs, so its figures are "
-                "higher than on new queries"
-            )
 
 
 def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> tuple[str, Split]:

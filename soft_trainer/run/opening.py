@@ -1,170 +1,101 @@
-"""Prepares a command-line run: reads the rows, finds the encoder's profile, and checks the options.
+"""Opens what the options of a command-line run name: the encoder to start from, and the rows.
 
-Local rows are read before the Hub is contacted, and options are checked before the model is loaded, so that mistakes
-show up early.
+Local rows are read before the Hub is contacted, so that mistakes show up early.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from soft_trainer.data.holdout import warn_of_overlap
-from soft_trainer.data.load import Sources
+from soft_trainer.data.languages import languages_in
+from soft_trainer.data.layouts.published import is_public
 from soft_trainer.data.split import Split
-from soft_trainer.encoders import adapters
-from soft_trainer.encoders.encoding import check_dims
-from soft_trainer.encoders.hub_files import saved_adapter
+from soft_trainer.data.tokens import side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.scratch import parse_size
-from soft_trainer.errors import UserError
-from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.options.defaults import apply_defaults
-from soft_trainer.options.fields import DataArguments, TrainingOptions
+from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.resolve import resolve
-from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.run.building import build_profile, model_label, model_name, pretrained_config
-from soft_trainer.run.evaluation_sets import EvaluationSet, load_evaluation_sets, trained_rows, warn_of_trained_pairs
+from soft_trainer.run.building import build_encoder
+from soft_trainer.run.evaluation_sets import load_evaluation_sets, trained_rows
 from soft_trainer.run.rows import check_sources, evaluated, load_data, needed_splits, read_sources
-from soft_trainer.training.preflight import check_metric, check_rows_of
-from soft_trainer.training.run_fingerprint import rows_of_run
+from soft_trainer.terminal import shortened
+from soft_trainer.training.starting import StartingEncoder
+
+CARD_SAMPLES = 3  # training pairs on the model card
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A run's rows: the splits (see `load_data`), the additional evaluation sets, and the profile that reads them."""
+    """The rows of a command-line run.
 
-    profile: EncoderProfile
-    splits: dict[str, Split]
-    evaluation_sets: Sequence[EvaluationSet] = ()
+    Args:
+        splits: see `load_data`.
+        train: the training rows, or None.
+        valid: the rows to evaluate during training, or None.
+        measured: the sets to measure before and after training: valid, test and those of `eval_data_dir`.
+        followed: the names of the sets of `eval_data_dir`.
+        about: what the record says about the rows.
+    """
 
-    def fingerprint(self) -> dict[str, str]:
-        """Returns the part of the run fingerprint that describes the rows."""
-        return rows_of_run(self.splits, [each.split for each in self.evaluation_sets])
+    splits: Mapping[str, Split]
+    train: Split | None
+    valid: Split | dict[str, Split] | None
+    measured: dict[str, Split]
+    followed: list[str]
+    about: dict[str, object]
 
 
 def open_run(
     model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions
-) -> tuple[EncoderProfile, Sources | None]:
-    """Checks that data sources exist, reads the rows of `data_dir`, and finds the encoder's profile.
-
-    Returns:
-        The profile, and the splits of each source (None if `data_dir` is not set).
+) -> tuple[StartingEncoder, Rows]:
+    """Returns the encoder to start from, and the rows. The main process reads first, the others use its caches.
 
     Raises:
-        UserError: rows or an encoder cannot be found or read.
+        UserError: rows or an encoder cannot be found or read, or the rows are unusable.
     """
     check_sources(data_args)
-    sources = None
-    if data_args.data_dir:
-        with args.main_process_first(desc="loading data"):
-            sources = read_sources(data_args, needed_splits(data_args, args, bool(model_args.from_scratch)))
-    return build_profile(model_args), sources
-
-
-def complete_options(
-    model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, profile: EncoderProfile
-) -> None:
-    """Fills in options that are not set: the defaults that depend on the encoder, and the output folder."""
-    pretrained = None if model_args.from_scratch else model_name(model_args)
-    revision = model_args.model_revision
-    adapter = model_args.lora_r is not None or bool(pretrained and saved_adapter(pretrained, revision))
-    apply_defaults(args, profile, pretrained, revision, adapter=adapter, trains=args.do_train)
-    args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
-    args.report = False  # the run measures by itself
-
-
-def default_output_dir(model: ModelArguments, data: DataArguments, args: TrainingOptions) -> str:
-    """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`, with the name of the rows if there is no language."""
-    names = "-".join(data.languages) or data.rows_name.rsplit("/", 1)[-1]
-    estimator = args.estimator or "none"
-    loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
-    weights = f"{loss}-{estimator}".replace(":", ".")
-    return f"outputs/{model_label(model)}-{names}-{weights}"
-
-
-def load_run(
-    model_args: ModelArguments,
-    data_args: DataArguments,
-    args: TrainingOptions,
-    profile: EncoderProfile,
-    sources: Sources | None,
-) -> Rows:
-    """Loads a run's splits and evaluation sets. The main process reads first, and the others use its caches.
-
-    Args:
-        sources: the splits that `open_run` returned, or None.
-
-    Raises:
-        UserError: the rows cannot be read or are unusable.
-    """
     needed = needed_splits(data_args, args, bool(model_args.from_scratch))
     with args.main_process_first(desc="loading data"):
-        splits = load_data(data_args, profile, needed, sources)
+        sources = read_sources(data_args, needed) if data_args.data_dir else None
+        encoder = build_encoder(model_args)
+        splits = load_data(data_args, encoder.profile, needed, sources)
         trained = trained_rows(data_args, model_args.model_name_or_path)
-        measured = splits.get("test") or splits.get("valid")
-        sets = load_evaluation_sets(data_args, profile, measured and measured.corpus, trained)
-        others = {each.name: each.split for each in sets}
-        if args.do_train:
-            warn_of_overlap(others, splits["train"])
-        elif model_args.model_name_or_path:
-            asked = {"valid": args.do_eval, "test": args.do_predict}
-            measured_splits = {name: split for name, split in splits.items() if asked.get(name.split("-")[0])}
-            warn_of_trained_pairs(measured_splits | others, model_args.model_name_or_path, profile)
-        return Rows(profile, splits, sets)
+        own = splits.get("test") or splits.get("valid")
+        others = load_evaluation_sets(data_args, encoder.profile, own and own.corpus, trained)
+    if model_args.from_scratch:
+        encoder.rows = splits["train"]  # its tokenizer is trained on them
+    train = splits["train"] if args.do_train else None
+    asked = {"valid": args.do_eval, "test": args.do_predict}
+    measured = {name: split for name, split in splits.items() if asked.get(name.split("-")[0])}
+    measured |= {each.name: each.split for each in others}
+    corpora = {name: split.corpus for name, split in splits.items()}
+    about = {
+        "dataset": data_args.rows_name,
+        "languages": data_args.languages or languages_in(corpora),
+        "samples": _samples(train, encoder.profile, data_args),
+    }
+    followed = [each.name for each in others]
+    return encoder, Rows(splits, train, evaluated(splits, "valid"), measured, followed, about)
 
 
-def check_before_loading(
-    model_args: ModelArguments,
-    data_args: DataArguments,
-    args: SoftInfoNCETrainingArguments,
-    estimator,
-    rows: Rows,
-) -> None:
-    """Checks a command-line run's settings against its rows and the model's configuration, before loading the model.
-
-    Raises:
-        UserError: a setting does not work. The message suggests values that work.
-    """
-    plan = resolve(args, estimator)
-    scratch = model_args.from_scratch
-    dims = plan.dims or rows.profile.matryoshka_dims
-    if not dims:
-        size = 0
-    elif scratch:
-        size, _ = parse_size(scratch)
-    else:
-        size = rows.profile.truncate_dim or pretrained_config(model_args).hidden_size
-    check_dims(dims, size)
-    check_metric(args, [dim for dim in dims if dim < size], evaluated(rows.splits, "valid"))
-    check_new_adapter(model_args, args.merge_lora)
-    if scratch and isinstance(estimator, InitialModelEstimator):
-        raise UserError(
-            f"estimator=initial_model: with from_scratch={scratch}, the encoder starts with random weights, so its "
-            "similarities mean nothing; use bm25, simcse or trained_model"
-        )
-    if args.do_train:
-        check_rows_of(plan, args, estimator, rows.splits["train"])
+def search_command(data_args: DataArguments, encoder: str) -> str | None:
+    """Returns a line with the command that searches the tree that the rows were mined from, or None."""
+    tree = data_args.source_dir or data_args.history
+    if not tree:
+        return None
+    command = shlex.join(["soft-trainer", "search", "--folder", tree, "--model", encoder])
+    return f'To search the same tree: {command} "what the code does"'
 
 
-def check_new_adapter(model_args: ModelArguments, merge: bool) -> None:
-    """Checks the LoRA options against the encoder before it is loaded.
-
-    Raises:
-        UserError: `lora_r` is set for an encoder from scratch or for an existing adapter, or `merge` is set without
-            an adapter.
-    """
-    new = model_args.lora_r is not None
-    saved = None
-    if new:
-        adapters.import_peft()
-    if not model_args.from_scratch:
-        name = model_name(model_args)
-        saved = saved_adapter(name, model_args.model_revision)
-        if new and saved:
-            raise UserError(
-                f"lora_r: {name} is already an adapter; training continues from it, so drop the LoRA options"
-            )
-    if merge and not (new or saved):
-        raise UserError("merge_lora: no adapter to merge; set lora_r, for example to 16")
+def _samples(train: Split | None, profile: EncoderProfile, data_args: DataArguments) -> list[tuple[str, str]]:
+    """Returns the first training pairs, shortened for the model card, or [] if the data set is not public."""
+    if train is None or not data_args.from_hub:
+        return []
+    data_set = data_args.data_dir or data_args.dataset_name
+    if data_set != CODESEARCHNET and not is_public(data_set):
+        return []
+    pairs = train.judgments.pairs()[:CARD_SAMPLES]
+    queries = side_texts(train.queries.select(pairs[:, 0]), "query", profile)
+    codes = side_texts(train.corpus.select(pairs[:, 1]), "code", profile)
+    return [(shortened(query), shortened(code)) for query, code in zip(queries, codes, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shlex
@@ -31,7 +32,8 @@ from soft_trainer.source.source_files import decoded
 
 DEFAULT_ENCODER: str | None = BASE  # of a new index
 NO_ENCODER = ("", "none")
-MAX_WAIT = 1.0  # seconds that a search may spend on embedding changed files
+LIBRARY_TESTS = ("test", "tests", "idle_test")  # folders that a new index of the standard library excludes
+MAX_WAIT = 2.0  # seconds that a search may spend on embedding changed files
 MAX_NOTICES = 20  # the latest notices that an index keeps
 
 
@@ -89,7 +91,7 @@ class CodeIndex:
                 the package, and an existing index keeps its encoder.
             truncate_dim: the number of leading dimensions to keep of every embedding. See `update`.
             exclude: patterns for files and folders to skip, such as `docs/**` or `*.md`. By default, the index keeps
-                its patterns.
+                its patterns. A new index of Python's standard library excludes the library's tests.
             include: patterns for files to index even if an ignore file, their folder or their type (translations,
                 data, lock files) would exclude them. By default, the index keeps its patterns.
             history: whether to read the commits of the folder's git repository. By default, the index keeps its
@@ -137,6 +139,8 @@ class CodeIndex:
                     given = [given]
                 if given is not None:
                     patterns = patterns | {kind: [pattern for pattern in given if pattern]}
+            if is_new and not patterns and real == os.path.realpath(os.path.dirname(os.__file__)):
+                patterns = {"exclude": list(LIBRARY_TESTS)}
             if history is None:
                 history = settings.get("history", True)
             store.write_settings(target, folder=real, patterns=patterns, history=history)
@@ -242,7 +246,8 @@ class CodeIndex:
     def _update_words(self, progress: bool, wait: bool) -> bool:
         """Indexes changed files. Returns True if there were changes.
 
-        If another process is writing to the index, waits for that process or, if `wait` is False, gives up.
+        If another process is writing to the index, waits for that process or, if `wait` is False and files are indexed
+        already, gives up.
         """
         if not os.path.isdir(self.root):
             raise UserError(f"{self.root}: the indexed folder is missing; search without an update, or index again")
@@ -252,18 +257,14 @@ class CodeIndex:
                 self.notify(f"{self.root}: git is missing or failed, so files that git ignores were also indexed")
             if not changes.any:
                 return False
-            with store.write_lock(self.index_dir, wait) as held:
+            with store.write_lock(self.index_dir, wait or not self._counts()[0]) as held:
                 if not held:
                     self.notify("another process is updating the index, so results may be out of date")
                     return False
                 changes = find_changes(self.database, self.root, self.patterns)
                 if changes.any:
                     apply_changes(self.database, self.root, changes, progress)
-                # The texts of removed files may be in other files now. Their embeddings are kept until all chunks are
-                # encoded, unless that takes too long, as it does if the encoder is missing.
-                waiting = self.model is not None and vectors.unencoded(self.database)
-                if not waiting or store.count_segments(self.database) > store.MAX_SEGMENTS:
-                    tidy(self.database)
+                tidy(self.database)
         return changes.any
 
     def encode(
@@ -272,6 +273,7 @@ class CodeIndex:
         progress: bool = False,
         truncate_dim: int | None = None,
         wait: bool = True,
+        seconds: float = math.inf,
     ) -> None:
         """Encodes the chunks that have no embedding, if the index has an encoder.
 
@@ -281,10 +283,11 @@ class CodeIndex:
             model, progress, truncate_dim: see `update`.
             wait: True to wait if another process is encoding, False to leave the work to that process. If False,
                 nothing is encoded after a change of encoder, because every chunk would have to be encoded again.
+            seconds: about how long to encode.
         """
-        if (model, truncate_dim) != (None, None):
+        if model not in NO_ENCODER and (model, truncate_dim) != (None, None):
             self.use_encoder(model, truncate_dim)
-        if self.model is None or not vectors.unencoded(self.database) or not (wait or self._embeddings):
+        if self.model is None or not (wait or self._embeddings) or not self._unencoded():
             return
         with self._turn(), store.write_lock(self.index_dir, wait, store.ENCODING_LOCK) as held:
             if not held:
@@ -301,10 +304,15 @@ class CodeIndex:
                 encoder = vectors.lightest(self.database, encoder)
             if wait or encoder.fingerprint == self._embeddings["fingerprint"]:
                 vectors.start_encoding(self.database, name, truncate_dim, encoder)
-                vectors.embed_chunks(self.database, self.index_dir, encoder, progress)
+                vectors.embed_chunks(self.database, self.index_dir, encoder, progress, seconds)
                 self._keep(name, truncate_dim, encoder)
-                with store.write_lock(self.index_dir):
-                    tidy(self.database)
+
+    def _unencoded(self) -> int:
+        """Counts the chunks without an embedding."""
+        if self._embeddings and not self.prefix:
+            with self.snapshot() as snapshot:  # cached for the search that follows
+                return snapshot.missing
+        return vectors.unencoded(self.database)
 
     def use_encoder(self, model: str | os.PathLike[str] | None = None, truncate_dim: int | None = None) -> None:
         """Loads an encoder for the index, and deletes embeddings that came from a different encoder.
@@ -389,7 +397,7 @@ class CodeIndex:
         return name, truncate_dim
 
     def refresh(self, encode: bool = True) -> None:
-        """Updates the words before a search. Also updates the embeddings if that takes at most a second.
+        """Updates the words before a search, and spends up to about two seconds on embeddings.
 
         If the index has been deleted, indexes the words again.
         """
@@ -400,10 +408,19 @@ class CodeIndex:
                 self._update_words(progress=True, wait=False)
         except UserError as error:
             self.notify(f"the index was not updated: {error}")
-        rate = self._embeddings.get("rate", vectors.SLOW_RATE)
-        if encode and self.model and vectors.unencoded(self.database) <= MAX_WAIT * rate:
+        if encode:
             with suppress(UserError):  # the search reports the error
-                self.encode(wait=False)
+                self.encode(wait=False, seconds=MAX_WAIT)
+
+    def finish(self, encode: bool = True) -> None:
+        """Does what a search has put off for its answer: encodes the other chunks, and reads new commits.
+
+        Errors become notices. Nothing is lost if this is interrupted.
+        """
+        with suppress(UserError):
+            if encode:
+                self.encode(progress=True, wait=False)
+        self.remember(progress=True, wait=False)
 
     def is_deleted(self) -> bool:
         """Returns True if the index has been deleted since it was opened."""
@@ -506,7 +523,7 @@ class CodeIndex:
         counts |= {trait: len(self.with_trait(trait)) for trait in ("garbled", "broken")}
         counts["model"] = self.model
         if self.model:
-            counts["encoded"] = chunks - vectors.unencoded(self.database)
+            counts["encoded"] = chunks - self._unencoded()
         if self.truncate_dim:
             counts["truncate_dim"] = self.truncate_dim
         memory = store.get_meta(self.database, "memory")
@@ -563,7 +580,7 @@ class CodeIndex:
         """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
         query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
         with self._turn():
-            row = self.database.execute(query, (store.storable(self.prefix + path),)).fetchone()
+            row = self.database.execute(query, (store.indexed_path(self.database, self.prefix + path),)).fetchone()
             return zlib.decompress(row[0]).decode(errors="replace") if row else None
 
     def files_by_language(self) -> dict[str, int]:
@@ -596,13 +613,12 @@ class CodeIndex:
 
         The similarity is NaN for chunks without an embedding, and for all chunks if the encoder cannot be used.
         """
-        missing = vectors.unencoded(self.database)
-        if missing:
-            _, chunks = self._counts()
+        chunks = len(snapshot.slots)
+        if snapshot.missing:
             remedy = self.remedy or f"`{self.command()}` encodes the others"
-            self.notify(f"{chunks - missing:,} of {chunks:,} chunks have embeddings; {remedy}")
-        unknown = np.full(len(snapshot.slots), np.nan, np.float32)
-        if (snapshot.slots < 0).all():
+            self.notify(f"{chunks - snapshot.missing:,} of {chunks:,} chunks have embeddings; {remedy}")
+        unknown = np.full(chunks, np.nan, np.float32)
+        if snapshot.missing == chunks:
             return unknown
         name = snapshot.state["model"]
         try:

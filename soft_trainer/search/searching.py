@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -26,13 +26,18 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
 from soft_trainer.search.index.store import TRAITS, joined_segments, storable
-from soft_trainer.search.index.words import source_words, terms
+from soft_trainer.search.index.words import WORD, composed, source_words, terms
 from soft_trainer.search.ranking import ranking
+from soft_trainer.search.ranking.messages import message_words, words_raised
 from soft_trainer.search.ranking.results import TESTS, SearchResult, check_limit
-from soft_trainer.search.ranking.texts import failure_first, fuse, named_files, parse_text
+from soft_trainer.search.ranking.texts import Frame, failure_first, files_at, frames, fuse, named_files, parse_text
 from soft_trainer.search.ranking.weakness import is_weak
 from soft_trainer.search.snapshot import Snapshot
+from soft_trainer.source import definitions
 
+CANDIDATES = 60  # the chunks among which an error message is looked for, and the frames that are looked for
+FRAMES = 2  # the frames of a stack trace that come first
+MAX_MESSAGE = 60  # words; a longer line is no message
 # Filtering by one of these languages also allows the languages in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
 SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for similar chunks
@@ -113,6 +118,11 @@ class Search:
         for index in self.members:
             index.refresh(encode)
 
+    def finish(self, encode: bool = True) -> None:
+        """Does what a search has put off for its answer; see `CodeIndex.finish`."""
+        for index in self.members:
+            index.finish(encode)
+
     def search(
         self,
         query: str,
@@ -142,7 +152,7 @@ class Search:
             UserError: nothing is indexed, no file is in this language, `tests` has another value, or the limit is not
                 a positive whole number.
         """
-        query = failure_first(storable(query))  # tokenizers refuse text with surrogates
+        query = failure_first(composed(storable(query)))  # tokenizers refuse text with surrogates
         queries = parse_text(query)
         check_limit(limit)
         if not (queries[-1].terms or queries[-1].words):
@@ -165,7 +175,7 @@ class Search:
                 self.members[0].notify("no word of the query is in the index")
                 return []
             self.ranked_by = view.ranked_by(similarity, votes)
-            return view.best(queries[-1], scores, similarity, allowed, limit, votes)
+            return view.best(queries[-1], scores, similarity, allowed, limit, votes, query)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
         """Finds chunks similar to the chunk at a line of a file, best first.
@@ -353,19 +363,82 @@ class _View:
         allowed: np.ndarray | None,
         limit: int,
         votes: Votes = NO_VOTES,
+        text: str = "",
     ) -> list[SearchResult]:
-        """Returns the best chunks that pass the filters, with the commits that voted for them."""
-        results = []
-        for chunk, score in ranking.order_chunks(scores, self.segments, allowed, limit):
+        """Returns the best chunks that pass the filters, with the commits that voted for them.
+
+        Args:
+            text: the query as typed. If it is an error message or a stack trace, what it comes from is first.
+        """
+        ranked = dict(ranking.order_chunks(scores, self.segments, allowed, limit + CANDIDATES))
+        if "\n" not in text.strip():
+            ranked |= self._raising(message_words(text), list(ranked)[:CANDIDATES], query.test_factor)
+        ranked |= self._innermost(text, allowed)
+        results: dict[Any, SearchResult] = {}
+        for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1]):
+            if len(results) == limit:
+                break
             part = self._part_of(chunk)
             commits = votes.commits.get(chunk, ())
             result = part.snapshot.result(chunk - part.chunks.start, score, part.label, commits)
+            key = " ".join(result.text.split()) if result.name else chunk
+            if key in results:  # a copy
+                same = results[key]
+                results[key] = replace(same, also_in=(*same.also_in, f"{result.path}:{result.start_line}"))
+                continue
             file = int(self.segments.owners[chunk])
             weak = is_weak(query, scores, file, result.commits)
             if weak and self.stands_out(similarity, slice(chunk, chunk + 1)):
                 weak = False
-            results.append(replace(result, weak=weak))
-        return results
+            results[key] = replace(result, weak=weak)
+        return list(results.values())
+
+    def _raising(self, message: Sequence[str], chunks: Iterable[int], test_factor: float) -> dict[int, float]:
+        """Returns a score for each of the chunks that raises an error message, higher than all other scores."""
+        scores = {}
+        if not 1 < len(message) <= MAX_MESSAGE:
+            return scores
+        for chunk in sorted(chunks):
+            part = self._part_of(chunk)
+            found = part.snapshot.result(chunk - part.chunks.start)
+
+            def literals(index=part.index, found=found) -> list[str]:
+                source = index.text_of(found.path).encode()
+                return definitions.literals(source, found.language, found.start_line, found.end_line)
+
+            if size := words_raised(message, found.text, literals):
+                if self.segments.traits[self.segments.owners[chunk], TRAITS.index("test")]:
+                    size *= test_factor
+                scores[chunk] = ranking.EXACT_MEMBER + size
+        return scores
+
+    def _innermost(self, text: str, allowed: np.ndarray | None) -> dict[int, float]:
+        """Returns a score for each chunk of a stack trace's innermost frames, higher than all other scores."""
+        scores = {}
+        trace = frames(text)[:CANDIDATES]
+        for frame, files in zip(trace, files_at([frame.path for frame in trace], self.segments, 2), strict=True):
+            if files and len(scores) < FRAMES:
+                chunk = self._chunk_of(frame, files[0])
+                if chunk is not None and (allowed is None or allowed[chunk]):
+                    scores.setdefault(chunk, ranking.EXACT_MEMBER + FRAMES - len(scores))
+        return scores
+
+    def _chunk_of(self, frame: Frame, file: int) -> int | None:
+        """Returns the chunk at a frame's line, or the nearest chunk with the function's name if the line has moved.
+
+        Many trees have a file such as `setup.py` or `index.js` outside folders. It is the frame's file only if it
+        defines the function; otherwise, returns None.
+        """
+        path = self.segments.paths()[file]
+        chunks = np.arange(*self.segments.firsts[file : file + 2])
+        names = zip(chunks.tolist(), self.segments.names(chunks), strict=True)
+        named = [chunk for chunk, name in names if frame.words.intersection(WORD.findall(name)[-1:])]
+        if not named and "/" not in path and len(frame.path) > 1:
+            return None
+        part = self._part_of(int(chunks[0]))
+        at_line = part.snapshot.chunk_at(path, frame.line)
+        there = chunks[-1] if at_line is None else part.chunks.start + at_line
+        return min(named, key=lambda chunk: abs(chunk - there), default=int(there))
 
     def chunk_at(self, path: str, line: int) -> int:
         """Returns the chunk that contains a line of a file.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 import sqlite3
 import zlib
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,15 @@ from soft_trainer.search.commits.memory import SHOWN_COMMITS, CommitMemory
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.globs import path_filter
 from soft_trainer.search.index.parsing import DEFINED, NAME
-from soft_trainer.search.index.words import stem, whole
+from soft_trainer.search.index.words import composed, stem, whole
 from soft_trainer.search.ranking.results import SearchResult
+from soft_trainer.source.definitions import compact_name
 from soft_trainer.source.names import identifier_words
+
+# A name and what stands before it, as in `Session.get`, `Parser::parse`, `Cart#total`, `cart->total`, `(*Server).Run`.
+_QUALIFIED = re.compile(r"(?:(.*[\w)*>])(?:\.|::|#|->)(?=.))?(.*)")
+_PUNCTUATION = "?!()&.,:;#~"
+_decompressed = lru_cache(maxsize=1)(zlib.decompress)  # a file's chunks are often read one after another
 
 
 class Snapshot:
@@ -45,12 +52,8 @@ class Snapshot:
         self.state: dict | None = store.get_meta(database, "vectors")
         if self.state:
             self.vectors = vectors.open_vectors(index_dir, self.state)
-            self.slots = np.full(len(self.segments.lengths), -1)  # the row of each chunk's embedding, -1 for none
-            for file, blob in database.execute("SELECT file, slots FROM vectors JOIN files ON id = file"):
-                first = self.segments.first_chunk(file)
-                if first is not None:
-                    slots = np.frombuffer(blob, "<i4")
-                    self.slots[first : first + len(slots)] = slots
+            self.slots = vectors.rows_of(database, self.segments.digests)  # -1 for a chunk without an embedding
+            self.missing = int((self.slots < 0).sum())
 
     def similarity(self, embedding: np.ndarray) -> np.ndarray:
         """Computes each chunk's similarity to a query, float32[chunks], or NaN for a chunk without an embedding."""
@@ -75,8 +78,8 @@ class Snapshot:
             for file, full in self.database.execute("SELECT id, path FROM files"):
                 number = segments.number_of.get(file)
                 if number is not None:
-                    own = full.removeprefix(self.prefix)
-                    matching[number] = bool(pattern.fullmatch(own) or pattern.fullmatch(label + own))
+                    own = composed(full.removeprefix(self.prefix))
+                    matching[number] = bool(pattern.fullmatch(own) or pattern.fullmatch(composed(label) + own))
             files &= matching
         chunks = files[segments.owners]
         if name:
@@ -86,30 +89,36 @@ class Snapshot:
     def _named(self, name: str) -> np.ndarray:
         """Returns which chunks define a name, bool[chunks]. A `*` in the name matches anything.
 
-        `Session.get` also finds `api.Session.get`.
+        `Session.get` also finds `api.Session.get`. A name with signs, such as `Vec.operator[]` or `valid?`, finds only
+        itself. If nothing has such a name, signs around it are ignored, as in `parse_date()`.
         """
-        segments = self.segments
-        parts = re.findall(r"[\w$*]+", name)
-        named = np.zeros(len(segments.lengths), bool)
-        for term in self._terms_of_name("".join(parts[-1:])):
-            named[segments.postings(term)[0]] = True
-        for part in parts[:-1]:
+        around, own = _QUALIFIED.fullmatch(compact_name(composed(name))).groups("")
+        named = self._defining(own)
+        if not named.any():
+            own = own.strip(_PUNCTUATION)
+            named = self._defining(own)
+        parts = re.findall(r"[\w$*]+", around)
+        for part in parts:
             for word in identifier_words(part) if "*" not in part else ():
-                named &= np.isin(np.arange(len(named)), segments.postings(NAME + stem(word))[0])
-        if len(parts) > 1:
-            pattern = whole(".".join(parts))
-            for chunk, own in zip(np.flatnonzero(named), segments.names(np.flatnonzero(named)), strict=True):
-                qualified = "." + whole(".".join(re.findall(r"[\w$]+", own)))
-                named[chunk] = fnmatchcase(qualified, f"*.{pattern}")
+                named &= np.isin(np.arange(len(named)), self.segments.postings(NAME + stem(word))[0])
+        if parts:
+            pattern = _fnmatch_pattern("*." + ".".join([*parts, own]))
+            for chunk, known in zip(np.flatnonzero(named), self.segments.names(np.flatnonzero(named)), strict=True):
+                forms = known, ".".join(re.findall(r"[\w$]+", known))
+                named[chunk] = any(fnmatch.fnmatchcase("." + whole(form), pattern) for form in forms)
         return named
 
-    def _terms_of_name(self, name: str) -> list[str]:
-        """Returns the index terms for definitions of an unqualified name, in which `*` matches anything."""
-        term = DEFINED + whole(name)
-        if "*" not in term:
-            return [term]
-        query = "SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'"
-        return [known for (known,) in self.database.execute(query) if fnmatchcase(known, term)]
+    def _defining(self, name: str) -> np.ndarray:
+        """Returns which chunks define an unqualified name, in which `*` matches anything, bool[chunks]."""
+        terms = [DEFINED + whole(name)]
+        if "*" in name:
+            query = "SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'"
+            known = (term for (term,) in self.database.execute(query))
+            terms = fnmatch.filter(known, _fnmatch_pattern(DEFINED + name))
+        named = np.zeros(len(self.segments.lengths), bool)
+        for term in terms:
+            named[self.segments.postings(term)[0]] = True
+        return named
 
     def chunk_at(self, path: str, line: int) -> int | None:
         """Returns the chunk that contains a line of a file, or the next chunk if no chunk contains the line.
@@ -117,7 +126,7 @@ class Snapshot:
         Returns None if the file is not in the index, or if the line is after the file's last chunk.
         """
         query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
-        row = self.database.execute(query, (store.storable(self.prefix + path),)).fetchone()
+        row = self.database.execute(query, (store.indexed_path(self.database, self.prefix + path),)).fetchone()
         if row is None:
             return None
         file, chunks = row
@@ -138,7 +147,12 @@ class Snapshot:
         query = "SELECT path, language, chunks, text FROM files JOIN contents ON file = id WHERE id = ?"
         path, language, chunks, text = self.database.execute(query, (int(self.segments.ids[file]),)).fetchone()
         start, end, name = json.loads(chunks)[chunk - int(self.segments.firsts[file])]
-        lines = zlib.decompress(text).split(b"\n", end)[start - 1 : end]
+        lines = _decompressed(text).split(b"\n", end)[start - 1 : end]
         shown = b"\n".join(lines).decode(errors="replace")
         commits = tuple(self.memory.commit(number) for number in votes[:SHOWN_COMMITS])
         return SearchResult(label + path.removeprefix(self.prefix), start, end, language, name, score, shown, commits)
+
+
+def _fnmatch_pattern(name: str) -> str:
+    """Returns a pattern in which only `*` is special."""
+    return re.sub(r"[\[?]", r"[\g<0>]", whole(name))

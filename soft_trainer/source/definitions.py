@@ -25,6 +25,8 @@ _KINDS = ("wrapper", "container", "function", "type", "signature")
 # In C, `struct point p` mentions a structure and does not define it.
 _NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
 _TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
+_CONVERSION = re.compile(r"(\boperator\s+\w[^(]*)\(.*", re.DOTALL)  # `operator bool() const`
+_SPACE = re.compile(r"(?<!\w) | (?!\w)")  # a space that does not separate two words
 # A line on which tree-sitter's grammars for C and C++ expect nothing after a comment.
 _DIRECTIVE = re.compile(rb"^[ \t]*#[ \t]*(?:define|pragma|error|warning)\b", re.MULTILINE)
 _END_OF_LINE = re.compile(rb"[ \t\r]*(?:\n|//|\Z)")
@@ -284,12 +286,18 @@ def definition_name(source: bytes, node: Node, wrappers: Sequence[Node], naming:
         return f"~{text}"
     while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
         text = shorter
-    text = "".join(text.replace("::", ".").removeprefix("this.").strip("\"'` \n").split())
+    text = _CONVERSION.sub(r"\1", text)
+    text = compact_name(text.replace("::", ".").removeprefix("this.").strip("\"'` \n"))
     receiver = node.child_by_field_name("receiver")
     if receiver:
         owner = re.findall(r"\w+", node_text(source, receiver).split("[")[0])
         text = ".".join([*owner[-1:], text])
     return text
+
+
+def compact_name(name: str) -> str:
+    """Returns a name on one line, with spaces only between words: `operator bool`, but `operator==`."""
+    return _SPACE.sub("", " ".join(name.split()))
 
 
 def defining_macro(source: bytes, node: Node) -> re.Match[str] | None:
@@ -310,11 +318,23 @@ def node_text(source: bytes, node: Node) -> str:
     return source[node.start_byte : node.end_byte].decode(errors="replace")
 
 
-@cache
-def queries(language: str) -> tuple[Query, Query, Query]:
-    """Returns three tree-sitter queries.
+def literals(source: bytes, language: str, first: int, last: int) -> list[str]:
+    """Returns the string literals on lines `first` to `last` of a file, without docstrings."""
+    root = parse(source, language) if language in SOURCE_LANGUAGES else None
+    if root is None:
+        return []
+    cursor = QueryCursor(queries(language)[3])
+    cursor.set_point_range((first - 1, 0), (last, 0))
+    strings = cursor.captures(root).get("string", [])
+    return [node_text(source, node) for node in strings if node.parent.type != "expression_statement"]
 
-    They find functions, classes, types and their wrappers; comments; attributes, decorators and overload signatures.
+
+@cache
+def queries(language: str) -> tuple[Query, Query, Query, Query]:
+    """Returns four tree-sitter queries.
+
+    They find functions, classes, types and their wrappers; comments; attributes, decorators and overload signatures;
+    string literals.
     """
     table = SOURCE_LANGUAGES[language]
     kinds = {
@@ -328,4 +348,6 @@ def queries(language: str) -> tuple[Query, Query, Query]:
         for name in types:
             patterns.append(f"({name}) @{kind}")
     grammar = parser(language).language
-    return Query(grammar, "\n".join(patterns)), Query(grammar, table.comments), Query(grammar, table.attributes)
+    strings = "".join(f"({name}) @string" for name in table.strings.split())
+    sources = ("\n".join(patterns), table.comments, table.attributes, strings)
+    return tuple(Query(grammar, source) for source in sources)

@@ -10,21 +10,21 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import DEPENDS_ON, RECORD, STUDIED, checkpoints_in, read_json, write_json
-from soft_trainer.options.parse import parse
+from soft_trainer.files import DEPENDS_ON, RECORD, STUDIED, checkpoints_in, write_json
+from soft_trainer.options.defaults import apply_defaults
+from soft_trainer.options.parse import OF_A_RUN, parse
 from soft_trainer.options.recipes import read_recipe
-from soft_trainer.run.building import build_profile
-from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, State, lock, lock_file, record_of, state_of
-from soft_trainer.run.opening import complete_options
+from soft_trainer.run.building import build_encoder
 from soft_trainer.terminal import print_on_main, table
-from soft_trainer.training.run_fingerprint import BY_LAUNCHER, KINDS, STUDY, may_differ, run_fingerprint
+from soft_trainer.training.output_folder import DONE, NEW, OTHER, STOPPED, State, lock, lock_file, record_of, state_of
+from soft_trainer.training.run_fingerprint import BY_LAUNCHER, STUDY, may_differ, run_fingerprint
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
@@ -147,7 +147,7 @@ def _filled(value, known: Mapping):
 def check_options(run: PlannedRun) -> tuple:
     """Returns the parsed options of a run. Raises UserError if an option is unknown or has an invalid value."""
     try:
-        return parse(KINDS, [], options={**run.options, "use_cpu": True})  # the device is not checked
+        return parse(OF_A_RUN, [], options={**run.options, "use_cpu": True})  # the device is not checked
     except UserError as error:
         raise UserError(f"{run.name}: {error}") from error
 
@@ -169,21 +169,14 @@ def state_of_run(study: Study, run: PlannedRun) -> State:
         return State(NEW)
     model_args, data_args, args = check_options(run)
     with redirect_stderr(io.StringIO()):  # the run itself prints its defaults
-        complete_options(model_args, data_args, args, build_profile(model_args))
-    made = _made(folder)
+        apply_defaults(args, build_encoder(model_args), trains=args.do_train)
+    made = record_of(folder, STUDIED)  # the launcher, and the processes and the precision that it chose
     fingerprint = run_fingerprint(model_args, data_args, args)
     state = state_of(folder, fingerprint | made, may_differ(STUDY) - made.keys())
     launcher = made.get("launcher", study.launcher)
     if launcher != study.launcher:
         return State(OTHER, None, (f"launcher was {launcher!r}, is now {study.launcher!r}",))
     return state
-
-
-def _made(folder: Path) -> dict:
-    """Returns the launcher, processes and precision that a study used for the run in a folder, or {} if unknown."""
-    with suppress(UserError):
-        return read_json(folder / STUDIED)
-    return {}
 
 
 # ---- The runs ----
@@ -251,7 +244,8 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
         if state.name == OTHER and not redo:
             return f"differs: {'; '.join(state.changes[:3])}"
         # Until the run ends, the folder may hold the results of the earlier launcher.
-        relaunched = state.name == OTHER and _made(folder).get("launcher", study.launcher) != study.launcher
+        launcher = record_of(folder, STUDIED).get("launcher", study.launcher)
+        relaunched = state.name == OTHER and launcher != study.launcher
         write_json(folder / STUDIED, {"launcher": UNFINISHED_REDO if relaunched else study.launcher})
         (folder / RECIPE).write_text(yaml.safe_dump(dict(run.options), sort_keys=True))
         verb = {STOPPED: "continues", OTHER: "starts again", DONE: "checks again"}.get(state.name, "starts")

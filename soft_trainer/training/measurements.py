@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 from datasets import Dataset
@@ -15,33 +13,30 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer import distributed
 from soft_trainer.data.split import Split
+from soft_trainer.data.statistics import data_statistics, statistics_table
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import CHANGE, MARGIN, change_of_mrr, examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_corpus, by_query, means
-from soft_trainer.files import DEPENDS_ON, LISTED, PROFILE_FILE, write_results
+from soft_trainer.files import LISTED, PROFILE_FILE, write_results
 from soft_trainer.hub.model_card import write_model_card
 from soft_trainer.hub.push import written_files
+from soft_trainer.options.fields import CODESEARCHNET
+from soft_trainer.options.option_spec import Values, unread_options
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.output_folder import OutputFolder
 from soft_trainer.training.record import draw_training, flat_results, trainer_record
 from soft_trainer.training.reporting import training_numbers
 
 
-class Measurements:
+class Measurements(TrainerCallback):
     """Ranks evaluation sets with a trainer's encoder and with BM25, and writes ranks, results, record and model card.
 
+    As a callback, it measures the sets that the trainer's `followed` names at every evaluation during training.
+
     Args:
-        trainer: a `SoftInfoNCETrainer`.
-        sets: the evaluation sets, keyed by name.
-        folder: the output folder.
-        about: sections of the record that the trainer does not know (see `trainer_record`).
-        followed: the names of sets to measure at every evaluation during training, in addition to `eval_dataset`.
-        examples: the number of queries to print at the end, with their top functions.
-        encoder: the folder or Hub name of the encoder before training, if it has one.
-        source: the tree or repository that the rows were mined from, or None.
+        trainer: a `SoftInfoNCETrainer`, whose `measured` names the sets, and whose `folder` gets the results.
 
     Attributes:
         results: `{set: {system: metrics}}`. A system is "untrained" (before training), "trained", "lexical" (BM25) or
@@ -51,34 +46,39 @@ class Measurements:
         written, step: the record that was written last, or None, and the step of its weights.
     """
 
-    def __init__(
-        self,
-        trainer,
-        sets: Mapping[str, Split],
-        folder: OutputFolder,
-        about: Mapping[str, object] | None = None,
-        followed: Sequence[str] = (),
-        examples: int = 0,
-        encoder: str | None = None,
-        source: str | None = None,
-    ):
+    def __init__(self, trainer):
         self.trainer = trainer
-        self.measured = dict(sets)
-        self.folder = folder
-        self.about = about
-        self.followed = followed
-        self.examples = examples
-        self.encoder = encoder
-        self.source = source
-        self.results: dict[str, dict[str, dict]] = {name: {} for name in sets}
+        self.measured = dict(trainer.measured or {})
+        self.folder = trainer.folder
+        self.results: dict[str, dict[str, dict]] = {name: {} for name in self.measured}
         self.rankings: dict[str, Ranking] = {}
         self.ranks_before: dict[str, Tensor] = {}
         self.written: dict | None = None
         self.step: int | None = None
-        self._encoder_folder: str | Path | None = None  # the folder of the encoder that was measured last
+        self._encoder_folder: str | None = None  # the folder of the encoder that was measured last
         self._ranks: dict[str, tuple] = {}  # the arguments of `save_ranks` for each file
-        if followed:
-            trainer.add_callback(FollowOtherQueries(self))
+        self.statistics = self._statistics()
+        for line in unread_options(trainer.options, Values(*trainer.options, trainer.args)):
+            print_on_main(line)
+        trainer.pop_callback(Measurements)  # of an earlier training
+        trainer.add_callback(self)
+
+    def _statistics(self) -> dict[str, dict]:
+        """Computes the lengths and duplicates of the rows, and prints them as a table."""
+        trainer = self.trainer
+        args = trainer.args
+        if not getattr(args, "report", False):
+            return {}
+        splits = {} if trainer.train_split is None else {"train": trainer.train_split}
+        splits |= {name: split for name, split in self.measured.items() if name not in trainer.followed}
+        with args.main_process_first(desc="tokenising"):
+            statistics = data_statistics(splits, trainer.encoder, trainer.processing_class)
+        about = trainer.about
+        published = about.get("dataset") == CODESEARCHNET and len(about["languages"]) == 1
+        paper = about["languages"][0] if published else None
+        several = trainer.train_split is not None and trainer.train_split.sources
+        print_on_main(statistics_table(statistics, paper, args.do_eval and args.do_predict and not several))
+        return statistics
 
     def measure(self, system: str, lexical: bool = False) -> None:
         """Ranks the queries of all sets with the encoder's current weights.
@@ -88,9 +88,9 @@ class Measurements:
             lexical: whether to also rank with lexical BM25, a baseline that needs no training, and with both combined.
                 This is slow for a large corpus, so do it only once.
         """
-        self._encoder_folder = self.encoder
+        self._encoder_folder = self.trainer.starting.name
         if system == "trained" and self.folder.trains:
-            self._encoder_folder = self.folder.path
+            self._encoder_folder = str(self.folder.path)
         for sets in by_corpus(self.measured):
             codes = self.trainer.embed_rows(next(iter(sets.values())).corpus, "code")
             for name, split in sets.items():
@@ -98,7 +98,7 @@ class Measurements:
                 output = self.trainer.predict(split, None, name, codes=codes, queries=queries)
                 metrics = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
                 self.add(name, system, dataclasses.replace(output, metrics=metrics))
-                if lexical and distributed.rank_and_world_size()[0] == 0:
+                if lexical and distributed.is_main():
                     self._measure_lexical(name, split, queries, codes)
 
     def _measure_lexical(self, name: str, split: Split, embedded: Tensor, codes: Tensor) -> None:
@@ -142,9 +142,11 @@ class Measurements:
         ranks = (self.measured[name], output.ranking, *columns, output.by_query, made_by)
         self._ranks[f"ranks-{name}-{system}.parquet"] = ranks
 
-    def follow(self) -> None:
+    def on_evaluate(self, args, state, control, **kwargs) -> None:
         """Logs the MRR on each additional evaluation set during training, and the change since the start."""
-        outputs = self.trainer.predict_sets({name: self.measured[name] for name in self.followed}, "eval")
+        if not self.trainer.is_in_train:
+            return
+        outputs = self.trainer.predict_sets({name: self.measured[name] for name in self.trainer.followed}, "eval")
         for name, output in outputs.items():
             metrics = {"mrr": output.metrics[f"eval_{name}_mrr"]}
             if name in self.ranks_before:
@@ -153,7 +155,7 @@ class Measurements:
 
     def finish(self) -> None:
         """Writes the results and the model card, and prints a table of results and example queries."""
-        if distributed.rank_and_world_size()[0] != 0:
+        if not distributed.is_main():
             return
         path = self.folder.path
         args = self.trainer.args
@@ -167,7 +169,7 @@ class Measurements:
         self.write(record, train=training_numbers(self.trainer.state))
         if self.results:
             print_on_main(f"\n{self.table()}\n")
-        if self.rankings and self.examples:
+        if self.rankings and args.examples:
             self.print_examples()
         print_on_main(f"Written to {path}")
         if checkpoints := list(path.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
@@ -176,9 +178,6 @@ class Measurements:
                 f"{path}/{PREFIX_CHECKPOINT_DIR}-* takes {size / 2**20:,.0f} MiB with the optimizer; keep it "
                 "for resume_from_checkpoint=last, or delete it"
             )
-        if self.source and has_encoder:
-            command = shlex.join(["soft-trainer", "search", "--folder", self.source, "--model", str(path)])
-            print_on_main(f'To search the same tree: {command} "what the code does"')
 
     def write(self, record: Mapping, **parts: Mapping[str, float]) -> None:
         """Writes the ranks and the metrics, and then the record, which lists the run's files.
@@ -204,15 +203,14 @@ class Measurements:
         profile = self.trainer.encoder
         query = text_column(split.queries, profile.query_columns, "query")
         code = text_column(split.corpus, ("code", *profile.code_columns), "code")
-        text = examples(split, self.rankings[name], self.examples, query, code)
+        text = examples(split, self.rankings[name], self.trainer.args.examples, query, code)
         title = f"Queries from {name} with their top three functions (=> marks relevant ones)"
         print_on_main(f"{title}:\n\n{text}\n")
 
     def record(self) -> dict:
         """Returns the run's record, which the model card and the report are written from (see `hub.model_card`)."""
-        record = trainer_record(self.trainer, self.about)
-        depends_on = record[DEPENDS_ON] | self.folder.fingerprint
-        return record | {DEPENDS_ON: depends_on, "results": self.results, "chosen_on": self.chosen_on}
+        record = trainer_record(self.trainer, self.statistics)
+        return record | {"results": self.results, "chosen_on": self.chosen_on}
 
     @property
     def chosen_on(self) -> list[str]:
@@ -240,15 +238,3 @@ class Measurements:
 
 def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:
     return [text.split() for text in column_texts(rows, text_column(rows, columns, side))]
-
-
-class FollowOtherQueries(TrainerCallback):
-    """A callback that measures a run's additional evaluation sets at every evaluation during training."""
-
-    def __init__(self, measurements: Measurements):
-        self.measurements = measurements
-
-    def on_evaluate(self, args, state, control, **kwargs) -> None:
-        """Measures the additional evaluation sets if training is in progress."""
-        if self.measurements.trainer.is_in_train:
-            self.measurements.follow()

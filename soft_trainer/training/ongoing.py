@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 from datasets import Dataset
 
-from soft_trainer.training.checkpoints import losses_before
+from soft_trainer.files import read_json
 from soft_trainer.training.finite import FiniteGuard
 from soft_trainer.training.interruption import Stopping
+from soft_trainer.training.output_folder import MARKER
 from soft_trainer.training.prepared_rows import PreparedRows
 
 
@@ -34,7 +36,9 @@ class Training:
     def __init__(self, rows: Dataset | None, checkpoint: str | None = None):
         self.checkpoint = checkpoint
         self.prepared: PreparedRows | None = None
-        self.losses_before = losses_before(checkpoint)
+        self.losses_before = 0.0
+        if checkpoint is not None:
+            self.losses_before = read_json(Path(checkpoint) / MARKER).get("losses") or 0.0
         self.guard = FiniteGuard(rows)
         self.stopping = Stopping()
         self.false_negatives = 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import number_of_arguments
 
@@ -16,21 +16,20 @@ from soft_trainer.choices import FIND_NEIGHBOURS
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.comparing import LARGEST_COMPARED, MISSING_WEIGHTS
-from soft_trainer.encoders.encoding import check_dims, dimensions
-from soft_trainer.encoders.loading import add_padding_token, check_model, given_encoder, load_model
-from soft_trainer.encoders.packing import Passes
+from soft_trainer.encoders.encoding import check_dims
+from soft_trainer.encoders.loading import check_model, given_encoder, load_model
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator
-from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import MAP, ndcg_name, shorter_metric
-from soft_trainer.options.resolve import Plan, check_codes
+from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import refuse_option_of_encoder
 from soft_trainer.terminal import nearest, print_on_main
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
+from soft_trainer.training.starting import StartingEncoder, starting_encoder
 
 DYNAMIC = "ACCELERATE_DYNAMO_USE_DYNAMIC"
 BASE_COMPARED = "_base_compared"  # this attribute of a model with an adapter says that the base was compared
@@ -100,19 +99,45 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
         raise UserError(f"metric_for_best_model={metric!r}: this metric is not measured{hint}")
 
 
-def check_encoder(plan: Plan, model: PreTrainedModel, tokenizer, profile: EncoderProfile) -> None:
-    """Checks that the encoder fits its tokenizer and profile, and has enough dimensions for the plan's dimensions.
+def make_plan(
+    args,
+    estimator,
+    batch_size: int | None,
+    starting: StartingEncoder,
+    split: Split | None,
+    eval_dataset,
+    own_metrics: bool,
+) -> Plan:
+    """Makes the training plan of the settings, and checks it against the rows and the encoder's size.
+
+    Args:
+        args, estimator, batch_size: see `resolve`.
+        split: the training rows, or None if there is no training.
+        own_metrics: True if a function of the user's computes metrics.
+
+    Raises:
+        UserError: the settings are incompatible, or a check fails.
+    """
+    plan = resolve(args, estimator, batch_size)
+    dims = plan.dims or starting.profile.matryoshka_dims
+    measured = ()
+    if dims:
+        check_dims(dims, starting.size)
+        measured = [dim for dim in dims if dim < starting.size]
+    if not own_metrics:
+        check_metric(args, measured, eval_dataset)
+    if split is not None:
+        check_rows_of(plan, args, estimator, split)
+    return plan
+
+
+def check_encoder(model: PreTrainedModel, tokenizer, profile: EncoderProfile) -> None:
+    """Checks that the encoder fits its profile, and has a vector for each token of its tokenizer.
 
     Raises:
         UserError: a check fails.
     """
     check_model(model, profile)
-    check_vocabulary(model, tokenizer)
-    check_dims(plan.dims, dimensions(model, profile))
-
-
-def check_vocabulary(model: PreTrainedModel, tokenizer) -> None:
-    """Raises UserError if the tokenizer has tokens for which the model has no vector."""
     vectors = getattr(model.get_input_embeddings(), "num_embeddings", None)
     tokens = max([len(tokenizer) - 1, *tokenizer.get_added_vocab().values()]) + 1
     if vectors is not None and tokens > vectors:
@@ -175,12 +200,6 @@ def pads(args, own_collator: bool, accelerator, pooling: str) -> str | None:
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def check_packing(packing: object, passes: Passes) -> None:
-    """Raises UserError if the option `packing` is true but the passes must be padded."""
-    if str(packing).lower() == "true" and not passes.packed:
-        raise UserError(f"packing=true: the texts of this run cannot be packed: {passes.why_padded}")
-
-
 def check_adapter(model: PreTrainedModel, args, profile: EncoderProfile) -> None:
     """Checks that the model's adapter, if any, can be trained, saved, loaded again and merged.
 
@@ -191,16 +210,13 @@ def check_adapter(model: PreTrainedModel, args, profile: EncoderProfile) -> None
     Raises:
         UserError: a check fails. The message says why, and how to fix it.
     """
-    merge = getattr(args, "merge_lora", False)
     if not adapters.has_adapter(model):
-        if merge:
-            raise UserError("merge_lora: the encoder has no adapter to merge; add one with model.add_adapter")
         return
     adapters.check_apart_from_base(model, args.output_dir, "output_dir=")
     _check_saved(model)
-    if not merge:
+    if not getattr(args, "merge_lora", False):
         _check_loadable(model, args.push_to_hub)
-        if not hasattr(model, BASE_COMPARED) and distributed.rank_and_world_size()[0] == 0:
+        if not hasattr(model, BASE_COMPARED) and distributed.is_main():
             _check_base(model, profile)
             setattr(model, BASE_COMPARED, True)
     elif args.fsdp or args.deepspeed:
@@ -301,8 +317,6 @@ def check_evaluated(args, eval_dataset, stops_early: bool) -> None:
         raise UserError('EarlyStoppingCallback: set metric_for_best_model, for example to "mrr"')
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with a url and a query)")
-    if eval_dataset is None and getattr(args, "report", False):
-        raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
 
 
 def warn_of_another_teacher(profile: EncoderProfile, teacher: str | None, identity: str | None) -> None:
@@ -316,33 +330,15 @@ def warn_of_another_teacher(profile: EncoderProfile, teacher: str | None, identi
         print_on_main(f"warning: teacher={teacher}: has changed since this encoder was distilled from it")
 
 
-def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
-    """Checks that there are rows to train on, and that training can resume from the checkpoint.
-
-    Args:
-        step: the number of steps that this trainer has already trained.
-
-    Raises:
-        UserError: `rows` is None, or the estimator needs the encoder before training, which is no longer available.
-    """
-    if rows is None:
-        raise UserError("train_dataset is missing: pass the training rows")
-    if checkpoint and step > 0 and isinstance(estimator, InitialModelEstimator):
-        raise UserError(
-            "estimator=initial_model: this trainer has already trained the encoder; resume with a new trainer"
-        )
-
-
 def first_encoder(
     model, tokenizer, profile: EncoderProfile | Mapping[str, object] | None, arguments: dict
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, EncoderProfile]:
-    """Turns the `model` or `model_init` that a user passes to the trainer into an encoder, a tokenizer and a profile.
+) -> StartingEncoder:
+    """Turns the `model` or `model_init` that a user passes to the trainer into the encoder to start from.
 
-    A tokenizer without a padding token gets one. `model_init` is called once, and then replaced in `arguments` with a
-    function that returns plain encoders.
+    `model_init` is called once, and then replaced in `arguments` with a function that returns plain encoders.
 
     Args:
-        model: see `given_encoder`. None if `model_init` creates it.
+        model: see `starting_encoder`. None if `model_init` creates it.
         arguments: the keyword arguments for `Trainer`, which are changed in place.
 
     Raises:
@@ -362,11 +358,10 @@ def first_encoder(
         # `Trainer` calls `model_init` at once. This first call returns the model that exists already.
         waiting = [model]
         arguments["model_init"] = lambda trial=None: waiting.pop() if waiting else _made_model(make, trial)
-    model, tokenizer, profile = given_encoder(model, tokenizer, profile)
-    if tokenizer is None:
+    starting = starting_encoder(model, tokenizer, profile)
+    if starting.model is not None and starting.tokenizer is None:
         raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
-    add_padding_token(tokenizer)
-    return model, tokenizer, profile
+    return starting
 
 
 def _made_model(make: Callable, trial=None) -> PreTrainedModel:

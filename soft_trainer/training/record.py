@@ -7,7 +7,9 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from soft_trainer.data.languages import languages_in
 from soft_trainer.data.split import Split
+from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.files import DEPENDS_ON, RECORD_FORMAT, TRAINING_PICTURE
@@ -15,26 +17,22 @@ from soft_trainer.fingerprints import plain_settings
 from soft_trainer.hub.model_card import license_of
 from soft_trainer.options.defaults import estimator_name
 from soft_trainer.options.option_spec import changed_options, references
-from soft_trainer.training.reporting import rows_table
-from soft_trainer.training.run_fingerprint import KINDS, affects_results, option_values
+from soft_trainer.options.parse import OF_A_RUN
+from soft_trainer.training.run_fingerprint import affects_results, option_values
 
 PLOTTED = {"loss": "training loss", "eval_mrr": "MRR on valid"}  # keys of the trainer's log, with titles of plots
 
 
-def trainer_record(trainer, about: Mapping[str, object] | None = None) -> dict:
+def trainer_record(trainer, statistics: Mapping | None = None) -> dict:
     """Returns the record of a trainer's run without its results (see `hub.model_card` for its sections).
 
     Args:
         trainer: a `SoftInfoNCETrainer`.
-        about: sections that the trainer does not know, such as the name of the data set, or should not compute.
+        statistics: the result of `data_statistics`, if it has been computed.
     """
-    about = dict(about or {})
     args = trainer.args
-    base = trainer.model.config._name_or_path or None
-    name = "scratch"
-    if base is not None:
-        name = public_name(base).rsplit("/", 1)[-1]
-    named = {"name": name, "profile": trainer.encoder.name, "from_scratch": None}
+    starting = trainer.starting
+    named = {"name": starting.label, "profile": trainer.encoder.name, "from_scratch": starting.from_scratch}
     if trainer.encoder.teacher:
         named["teacher"] = public_name(trainer.encoder.teacher)
     estimator = {"name": "none"}
@@ -47,32 +45,36 @@ def trainer_record(trainer, about: Mapping[str, object] | None = None) -> dict:
     described = trainer.describe()
     if merging := described.get("merging"):
         described["merging"] = merging | {"base": public_name(merging["base"])}
-    if "statistics" not in about:
-        splits = {} if trainer.train_split is None else {"train": trainer.train_split}
+    splits = {} if trainer.train_split is None else {"train": trainer.train_split}
+    trained = {name: split.corpus for name, split in splits.items()}
+    if statistics is None:
         if isinstance(trainer.eval_dataset, Split):
             splits["valid"] = trainer.eval_dataset
-        described |= rows_table(splits, trainer.encoder, trainer.processing_class)
+        statistics = data_statistics(splits, trainer.encoder, trainer.processing_class)
     callback = trainer.estimator_callback
     return (
         described
         | {
             "format": RECORD_FORMAT,
-            "base_model": base and public_name(base),
-            "license": license_of(base),
-            "options": public_options(args),
+            "base_model": starting.name and public_name(starting.name),
+            "license": license_of(starting.name),
+            "dataset": None,
+            "languages": languages_in(trained),
+            "statistics": statistics,
+            "options": public_options(*trainer.options, args),
             DEPENDS_ON: trainer.run_fingerprint,
             "estimator": estimator,
             "weights": callback.histogram if callback else None,
+            "encoder": dataclasses.asdict(trainer.encoder) | named,
         }
-        | about
-        | {"encoder": dataclasses.asdict(trainer.encoder) | named | about.get("encoder", {})}
+        | trainer.about
     )
 
 
 def public_options(*options) -> dict[str, object]:
     """Returns the options that affect results, in a form to publish: a local path is reduced to its last part."""
     values = {name: value for name, value in option_values(*options).items() if affects_results(name)}
-    for reference in references(KINDS, values):
+    for reference in references(OF_A_RUN, values):
         on_hub = reference.kind in ("rows", "encoder")
         values[reference.option] = ",".join(public_name(value, on_hub) for value in reference.values)
     return plain_settings(values)

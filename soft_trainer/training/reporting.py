@@ -10,9 +10,6 @@ import torch
 from huggingface_hub import get_token
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
 
-from soft_trainer.data.languages import languages_in
-from soft_trainer.data.split import Split
-from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.encoding import dimensions
 from soft_trainer.encoders.hub_files import public_name
@@ -117,16 +114,6 @@ def course_table(args: TrainingArguments, state: TrainerState) -> dict[str, obje
         course["train runtime, s"] = round(seconds, 1)
         course["seconds per step, with evaluations"] = round(seconds / max(state.global_step, 1), 4)
     return course
-
-
-def rows_table(splits: Mapping[str, Split], profile: EncoderProfile, tokenizer) -> dict[str, object]:
-    """Returns the record's sections about rows: the training rows' languages, and statistics of each split."""
-    trained = {name: split.corpus for name, split in splits.items() if name == "train"}
-    return {
-        "dataset": None,
-        "languages": languages_in(trained),
-        "statistics": data_statistics(splits, profile, tokenizer),
-    }
 
 
 def training_numbers(state: TrainerState) -> dict[str, float]:

@@ -44,9 +44,10 @@ from soft_trainer.fingerprints import (
     tokenizer_fingerprint,
 )
 from soft_trainer.hub.model_card import environment
-from soft_trainer.options.fields import DataArguments, EstimatorOptions, LossOptions, TrainingOptions
+from soft_trainer.options.fields import DataArguments, EstimatorOptions, LossOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import Reference, option_specs, references
+from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.options.resolve import FALLING
 from soft_trainer.options.training import (
     AFFECT_CHOICES,
@@ -56,13 +57,14 @@ from soft_trainer.options.training import (
 )
 
 FORMAT = 4  # increases when checkpoints or the way batches are drawn become incompatible
-KINDS = (ModelArguments, DataArguments, TrainingOptions)
 OWN_NAME = re.compile(r"[\w.]+:[\w.<>]+")  # a user's function or class, as `module:name`
 
 # ---- The keys that may differ ----
 
 TRAINING_ROWS = "the training rows"
-MEASURED_ROWS = "the measured rows"
+MEASURED_ROWS = "the rows to measure"
+STARTING_WEIGHTS = "the weights before training"
+PASSES = "the forward passes"
 LENGTHS = ("num_train_epochs", "max_steps")
 
 # The comparisons with an earlier run: the run in the output folder, a study's run, and the checkpoint to resume from.
@@ -75,6 +77,8 @@ COUNTS_FOR = {
     **dict.fromkeys(BY_LAUNCHER, (FOLDER, RESUME)),
     **dict.fromkeys(LENGTHS, (FOLDER, STUDY)),  # a run may resume for longer; see `shortened`
     **dict.fromkeys(("do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS), (FOLDER, STUDY)),
+    PASSES: (RESUME,),  # a finished run stays finished
+    STARTING_WEIGHTS: (FOLDER,),  # a resumed run gets its weights from the checkpoint
     # A resumed run compares what these options produced: the rows, the encoder, the criterion and the estimator.
     **dict.fromkeys(option_specs(ModelArguments), (FOLDER, STUDY)),
     **dict.fromkeys(option_specs(DataArguments), (FOLDER, STUDY)),
@@ -164,7 +168,7 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
     if "bf16" not in getattr(args, "named", ()):  # the device chose it
         found.pop("bf16", None)
     languages = str(values.get("language") or "").split(",")
-    for reference in references(KINDS, {name: value for name, value in values.items() if name in found}):
+    for reference in references(OF_A_RUN, {name: value for name, value in values.items() if name in found}):
         if reference.kind == "tree":  # its rows are compared instead
             del found[reference.option]
         else:
@@ -183,7 +187,7 @@ def choose_by_metrics(args: TrainingArguments) -> bool:
 @functools.cache
 def affects_results(name: str) -> bool:
     """Returns True if an option affects results, or is unknown because it comes from another version."""
-    for kind in KINDS:
+    for kind in OF_A_RUN:
         if name in option_specs(kind):
             return option_specs(kind)[name].results
     return name in AFFECT_RESULTS or name not in (*AFFECT_CHOICES, *AFFECT_NOTHING)
@@ -193,7 +197,7 @@ def affects_results(name: str) -> bool:
 def _defaults() -> dict[str, object]:
     """Returns the defaults of all options except AFFECT_CHOICES, keyed by name."""
     found = {}
-    for kind in (*KINDS, SoftInfoNCETrainingArguments):
+    for kind in (*OF_A_RUN, SoftInfoNCETrainingArguments):
         for each in dataclasses.fields(kind):
             default = each.default
             if each.default_factory is not dataclasses.MISSING:
@@ -227,11 +231,11 @@ def _content(reference: Reference, languages: Sequence[str]) -> str | list[str]:
     found = []
     for value in reference.values:
         for place in dict.fromkeys(value.replace("{language}", language.strip()) for language in languages):
-            found.append(_of(reference.kind, place))
+            found.append(content_of(reference.kind, place))
     return found[0] if len(found) == 1 else found
 
 
-def _of(kind: str, value: str) -> str:
+def content_of(kind: str, value: str) -> str:
     """Returns the hash of local rows, of a local encoder or of a file, or the name of anything else."""
     path = Path(value)
     if kind == "rows" and path.exists():
@@ -242,7 +246,7 @@ def _of(kind: str, value: str) -> str:
     if kind == "encoder" and folder.exists():
         files = encoder_files_fingerprint(folder) or "no encoder"
         adapter = saved_adapter(folder)
-        return files if adapter is None else fingerprint(files, _of(kind, adapter[0]))
+        return files if adapter is None else fingerprint(files, content_of(kind, adapter[0]))
     return public_name(value, on_hub=kind in ("rows", "encoder"))
 
 
@@ -250,20 +254,6 @@ def _of(kind: str, value: str) -> str:
 
 # Arguments of estimators that do not affect similarities. The content of an encoder is compared instead of its name.
 _UNREAD_ESTIMATOR = ("cache_dir", "batch_size", "trust_remote_code", "model_name_or_path")
-
-
-def rows_of_run(splits: Mapping[str, Split], measured: Sequence[Split] = ()) -> dict[str, str]:
-    """Returns the part of the run fingerprint that describes a run's rows: for training, and to be measured.
-
-    Args:
-        splits: the run's splits; see `load_data`.
-        measured: the additional evaluation sets.
-    """
-    found = {}
-    if "train" in splits:
-        found[TRAINING_ROWS] = splits["train"].fingerprint()
-    own = {name: split for name, split in splits.items() if name != "train"}
-    return found | {MEASURED_ROWS: splits_hash(own | dict(enumerate(measured)))}
 
 
 def splits_hash(splits: Split | Mapping[str, Split] | None) -> str | None:

@@ -13,15 +13,12 @@ from soft_trainer import distributed
 from soft_trainer.data.trained_rows import write_trained_rows
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import ADAPTER_WEIGHTS, ROLLING, reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
 from soft_trainer.hub.model_card import environment, write_model_card
-from soft_trainer.options.resolve import Plan
 from soft_trainer.training import reporting
-from soft_trainer.training.checkpoints import mark_complete, remove_rolling, saving_checkpoint
 from soft_trainer.training.negatives import negatives_to_draw
-from soft_trainer.training.ongoing import Training
+from soft_trainer.training.output_folder import mark_complete, remove_rolling, saving_checkpoint
 from soft_trainer.training.record import trainer_record
 
 
@@ -34,14 +31,10 @@ class SavingTrainer(Trainer):
         ongoing: the training run in progress, and what it resumed from.
         run_fingerprint: everything that the results depend on (`run_fingerprint.py`), on the main process only.
         evaluations: for each evaluation, its step, whether it ran during training, and its metrics.
+        folder: the output folder.
+        report: the `Measurements` of the last training, if there are any.
     """
 
-    encoder: EncoderProfile
-    plan: Plan
-    ongoing: Training
-    run_fingerprint: dict[str, object]
-    evaluations: list[tuple[int, bool, dict]]
-    report = None  # the `Measurements` of the last training, if there are any
     _is_saving_checkpoint = False  # checkpoints keep adapters unmerged, so that a resumed run is exact
     _is_rolling = False  # True while `save_rolling_checkpoint` saves
 
@@ -162,14 +155,16 @@ class SavingTrainer(Trainer):
     def create_model_card(self, folder: str | Path | None = None) -> Path | None:
         """Writes the model card into a folder, by default the output folder. Returns its path, or None on failure."""
         final_step = reporting.best_step(self.args, self.state) or self.state.global_step
-        results = reporting.measured_results(self.evaluations, final_step, merged=bool(self.merging))
+        evaluations = self.evaluations
         report = self.report
-        if report is None or report.written is None or report.step != self.state.global_step:
-            record = trainer_record(self) | {"results": results}
-        elif getattr(self.args, "report", False):
+        reported = report is not None and report.written is not None and report.step == self.state.global_step
+        if reported:  # the report has measured the sets of the evaluations during training
+            evaluations = [each for each in evaluations if not each[1]]
+        results = reporting.measured_results(evaluations, final_step, merged=bool(self.merging))
+        if reported:
             record = report.written | {"results": results | report.written["results"]}
-        else:  # a command-line run has measured all of its sets
-            record = report.written
+        else:
+            record = trainer_record(self) | {"results": results}
         return write_model_card(folder or self.args.output_dir, record)
 
     def describe(self) -> dict:
@@ -212,10 +207,11 @@ class SavingTrainer(Trainer):
         """
         if self.hub_model_id is None:
             self.init_hf_repo()
-        self.save_model()
+        if not self.folder.done:
+            self.save_model()
         if not self.is_world_process_zero():
             return None
-        return self._publisher.conclude(commit_message)
+        return self._publisher.push(commit_message)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Pushes a checkpoint in the background if `hub_strategy` includes checkpoints. Never pushes a rolling one."""

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from refusals import refused
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from soft_trainer.data.split import Split
@@ -25,7 +26,7 @@ from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.run.building import build_model, build_profile, build_tokenizer
+from soft_trainer.run.building import build_encoder
 
 TEXTS = ["read all lines of a file", "def reverse(text): return text[::-1]", "sort"]
 
@@ -83,8 +84,9 @@ def test_every_library_loads_the_same_embeddings(adapted, base, tokenizer, profi
     assert all(parameter.requires_grad for parameter in loaded.model.parameters())
 
     arguments = ModelArguments(model_name_or_path=str(folder))
-    again = build_profile(arguments)
-    model = build_model(arguments, again, build_tokenizer(arguments, again, None))
+    starting = build_encoder(arguments)
+    again = starting.profile
+    model, _ = starting.load()
     close(embeddings(model, tokenizer, again), expected)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trainable if merge else all("lora_" in name for name in trainable)
@@ -104,6 +106,47 @@ def test_a_merged_folder_has_its_adapter_beside_it(adapted, base, tokenizer, pro
     close(embeddings(load_model(folder, profile), tokenizer, profile), expected)
     theirs = PeftModel.from_pretrained(load_model(base, profile), str(folder))
     close(embeddings(theirs, tokenizer, profile), expected)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_dora": True},
+        {"trainable_token_indices": [5, 7, 30]},
+        {"trainable_token_indices": {"position_embeddings": [1, 3]}},
+        {"modules_to_save": ["LayerNorm"]},
+        {"bias": "lora_only"},
+        {"use_dora": True, "trainable_token_indices": [5], "modules_to_save": ["intermediate.dense"]},
+    ],
+    ids=str,
+)
+def test_adapters_of_every_kind_are_merged_and_saved_as_peft_does(base, tokenizer, profile, tmp_path, settings):
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from sentence_transformers import SentenceTransformer
+
+    wrapped = get_peft_model(
+        load_model(base, profile), LoraConfig(r=2, target_modules=["query", "value"], **settings)
+    ).eval()
+    torch.manual_seed(2)
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    encoder = plain_encoder(wrapped)
+    folder = export_encoder(encoder, tokenizer, profile, tmp_path / "adapter")
+    merged = merge_adapter(copy.deepcopy(encoder))
+    expected = embeddings(wrapped, tokenizer, profile)
+    assert not torch.allclose(expected, embeddings(load_model(base, profile), tokenizer, profile), atol=1e-2)
+    for each in (folder, export_encoder(encoder, tokenizer, profile, tmp_path / "merged", merge=True)):
+        close(load_encoder(each, device="cpu").encode_queries(TEXTS), expected)
+        close(SentenceTransformer(str(each), device="cpu").encode_query(TEXTS), expected)
+        close(embeddings(AutoModel.from_pretrained(each, add_pooling_layer=False), tokenizer, profile), expected)
+    close(embeddings(PeftModel.from_pretrained(load_model(base, profile), str(folder)), tokenizer, profile), expected)
+    theirs = wrapped.merge_and_unload().state_dict()
+    torch.testing.assert_close(merged.state_dict(), theirs, atol=1e-6, rtol=0)
+    shorter = load_file(folder / "adapter_model.safetensors")  # as peft names DoRA's magnitudes
+    shorter = {name.replace("magnitude_vector.weight", "magnitude_vector"): each for name, each in shorter.items()}
+    save_file(shorter, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    close(load_encoder(folder, device="cpu").encode_queries(TEXTS), expected)
 
 
 def test_no_weights_of_the_other_form_stay_in_a_folder(adapted, base, tokenizer, profile, tmp_path):

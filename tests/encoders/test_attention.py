@@ -7,9 +7,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from soft_trainer.encoders.attention import LARGEST_GROUP, Layout, TextAttention, dropped_bytes, kept, masked
+from soft_trainer.encoders.attention import (
+    LARGEST_GROUP,
+    ROWS,
+    SCORES,
+    TextAttention,
+    dropped_bytes,
+    kept,
+    make_layout,
+    masked,
+)
 
-BORDERS = tuple(np.cumsum([0, 5, 17, 33, 1, 16, 0, 48, 47, 40]).tolist())  # one text has no tokens
+# One text has no tokens, and one has several blocks.
+BORDERS = tuple(np.cumsum([0, 5, 17, 33, 1, 16, 0, 48, 47, 600, 40]).tolist())
 SCALE = 0.3
 KINDS = list(itertools.product((4, 2, 1), (False, True), (None, 3, 20)))  # heads of keys, causal, sliding window
 
@@ -49,32 +59,39 @@ def test_outputs_and_gradients_are_those_of_one_text_after_the_other(heads, caus
         return near & (apart >= 0) if causal else near
 
     values = make_values(heads)
-    found = TextAttention.apply(*values, Layout.of(BORDERS, causal, window), 0.0, SCALE)
+    found = TextAttention.apply(*values, make_layout(BORDERS, causal, window), 0.0, SCALE)
     check_equal(values, found, one_by_one(*values, seen))
 
 
-def test_groups_are_small_and_have_each_text_once():
-    lengths = np.random.default_rng(0).integers(0, 300, 200)
-    layout = Layout.of(tuple(np.cumsum([0, *lengths]).tolist()), False, None)
-    assert sorted(np.concatenate([group.texts for group in layout.groups])) == np.flatnonzero(lengths).tolist()
-    for group in layout.groups:
-        number, length = group.shape
-        assert number == 1 or number * length**2 <= LARGEST_GROUP
-        assert np.ptp(lengths[group.texts]) < 16
+@pytest.mark.parametrize("window", [None, 64])
+def test_blocks_are_small_and_have_each_query_once(window):
+    lengths = np.append(np.random.default_rng(0).integers(0, 300, 200), 5000)
+    layout = make_layout(np.cumsum([0, *lengths]).tolist(), False, window)
+    pieces = list(layout.pieces(12, 1))
+    queries = np.concatenate(
+        [np.arange(len(layout.tokens))[block.queries] for block, heads in pieces if not heads.start]
+    )
+    assert sorted(layout.tokens[queries][layout.real[queries]].tolist()) == list(range(lengths.sum()))
+    for block, heads in pieces:
+        size = block.queries.stop - block.queries.start
+        seen = block.keys.stop - block.keys.start
+        assert block.number == 1 or size * seen <= block.number * LARGEST_GROUP
+        assert size <= ROWS * block.number and (window is None or seen <= (ROWS + 2 * window) * block.number)
+        assert size * seen <= SCORES * block.number or heads.stop - heads.start == 1
 
 
 def test_a_mask_for_each_text():
     draw = np.random.default_rng(0)
     masks = [torch.from_numpy(draw.random((n, n)) < 0.5) | torch.eye(n, dtype=torch.bool) for n in np.diff(BORDERS)]
     values = make_values()
-    layout = Layout.of(BORDERS, False, None).with_attends(torch.cat([mask.view(-1) for mask in masks]))
+    layout = make_layout(BORDERS, False, None, np.concatenate([mask.numpy().reshape(-1) for mask in masks]))
     found = TextAttention.apply(*values, layout, 0.0, SCALE)
     check_equal(values, found, one_by_one(*values, lambda text, length: masks[text]))
 
 
 @pytest.mark.parametrize(("heads", "causal", "window"), [(4, False, None), (2, True, None), (1, False, 3)])
 def test_gradients_with_dropout_are_finite_differences(heads, causal, window):
-    layout = Layout.of(BORDERS, causal, window)
+    layout = make_layout(BORDERS, causal, window)
     values = make_values(heads)
     gradient = torch.randn_like(values[0])
 
@@ -92,16 +109,34 @@ def test_gradients_with_dropout_are_finite_differences(heads, causal, window):
 def test_the_rate_of_dropout_is_rounded_to_a_byte_and_the_mean_is_kept():
     zeros = float((kept((1000, 1001), 0.1) == 0).float().mean())
     assert dropped_bytes(0.1) / 256 == 0.1015625 and zeros == pytest.approx(0.1016, abs=1e-3)
-    values = [each.detach() for each in make_values(dtype=torch.float32)]
-    layout = Layout.of(BORDERS, False, None)
+    values = [torch.randn(50, 4, 8) for _ in range(3)]
+    layout = make_layout([0, 5, 50], False, None)
     exact = TextAttention.apply(*values, layout, 0.0, SCALE)
     total = sum(TextAttention.apply(*values, layout, 0.1, SCALE) for _ in range(1000))
     assert float((total / 1000 - exact).abs().mean()) < 0.01 * float(exact.abs().mean()) + 0.005
 
 
+@pytest.mark.parametrize("rate", [0.997, 0.999, 0.9999])
+def test_a_rate_near_one_keeps_the_mean(rate):
+    values = [torch.zeros(500, 1, 2, requires_grad=True), torch.zeros(500, 1, 2), torch.ones(500, 1, 2)]
+    layout = make_layout([0, 500], False, None)
+    outputs = torch.stack([TextAttention.apply(*values, layout, rate, SCALE) for _ in range(20)])
+    padded = F.scaled_dot_product_attention(*(each.transpose(0, 1) for each in values), dropout_p=rate)
+    assert padded.isfinite().all() and float(outputs.detach().mean()) == pytest.approx(1, abs=0.05)
+    assert torch.autograd.grad(outputs.sum(), values[0])[0].isfinite().all()
+
+
+def test_second_derivatives_are_an_error():
+    values = make_values()
+    outputs = TextAttention.apply(*values, make_layout(BORDERS, False, None), 0.0, SCALE)
+    (gradient,) = torch.autograd.grad(outputs.square().sum(), values[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
 def test_the_same_generator_draws_the_same_dropout_and_rate_zero_draws_nothing():
     values = make_values()
-    layout = Layout.of(BORDERS, False, None)
+    layout = make_layout(BORDERS, False, None)
     outputs = []
     for _ in range(2):
         torch.manual_seed(5)
@@ -120,7 +155,7 @@ def test_dropped_values_are_zero_and_others_unchanged(dtype):
 
 
 def test_half_precision_is_near_float32():
-    layout = Layout.of(BORDERS, False, None)
+    layout = make_layout(BORDERS, False, None)
     results = []
     for dtype in (torch.float32, torch.bfloat16):
         values = make_values(dtype=dtype)

@@ -53,6 +53,17 @@ def test_a_folder_gives_the_same_back_and_sentence_transformer_our_ids_and_embed
         assert [ids[mask].tolist() for ids, mask in masked] == expected
 
 
+@pytest.mark.parametrize("pad_token_id", [0, 7, None])
+def test_positions_start_where_they_did_although_trainer_copies_the_padding_of_the_tokenizer(
+    encoder_of, tmp_path, pad_token_id
+):
+    ours = encoder_of(EXPORTED["cls"])
+    expected = ours.encode_queries(TEXTS)
+    ours.model.config.pad_token_id = pad_token_id
+    export(ours, tmp_path)
+    assert torch.equal(load_encoder(tmp_path, device="cpu").encode_queries(TEXTS), expected)
+
+
 def test_auto_classes_load_every_weight_and_the_tokens_of_the_prefix(encoder_of, tmp_path):
     ours = encoder_of(EXPORTED["unixcoder"])
     folder = export(ours, tmp_path)

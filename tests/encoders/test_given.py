@@ -7,7 +7,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
-from soft_trainer.encoders.loading import given_encoder
+from soft_trainer.training.starting import starting_encoder
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_folder_or_another_encoder_trains_on_its_usual_columns(encoder_dir, pr
 @pytest.mark.slow
 def test_model_init_makes_every_encoder(encoder_dir, tokenizer, arguments, pairs):
     def make(trial):
-        return given_encoder(encoder_dir)[0]
+        return starting_encoder(encoder_dir).load()[0]
 
     trainer = SoftInfoNCETrainer(
         args=arguments, train_dataset=pairs, eval_dataset=pairs, model_init=make, processing_class=tokenizer

@@ -1,5 +1,6 @@
 """Packed passes give the embeddings and gradients of padded ones, and encoders that cannot be packed are padded."""
 
+import contextlib
 import copy
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 import transformers
 from accelerate.utils import convert_outputs_to_fp32
+from refusals import refused
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from soft_trainer import losses
@@ -15,7 +17,15 @@ from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders import encoding
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.attention import running
-from soft_trainer.encoders.encoding import BROADCAST_MASKS, batch_slices, encode, pad, padded_width, score
+from soft_trainer.encoders.encoding import (
+    BROADCAST_MASKS,
+    PackingCollator,
+    batch_slices,
+    encode,
+    pad,
+    padded_width,
+    score,
+)
 from soft_trainer.encoders.packing import PACKED, Passes, encode_packed, first_position, pack
 from soft_trainer.encoders.passes import LARGEST_COMPARED, decide_passes
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -80,9 +90,15 @@ def make_profile(pooling: str = "mean", **changes) -> EncoderProfile:
 
 
 def make_texts() -> list[np.ndarray]:
-    """Draws five queries and five codes, of which one has a single token, and together more than the positions."""
+    """Draws five queries and five codes, of which one has a single token, and together more than the positions.
+
+    Some texts have the token of the padding, as a text with a literal `<pad>`.
+    """
     draw = np.random.default_rng(1)
-    return [draw.integers(3, 200, length) for length in (7, 1, 20, 12, 3, 40, 33, 9, 38, 21)]
+    texts = [draw.integers(0, 200, length) for length in (7, 1, 20, 12, 3, 40, 33, 9, 38, 21)]
+    for place, text in enumerate(texts):
+        text[place : 2 * place : 2] = IDS["pad_token_id"]
+    return texts
 
 
 def why_padded(model, profile, device=CPU, precision="float32") -> str | None:
@@ -145,6 +161,18 @@ def test_prompts_that_pooling_skips(pooling):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last_token", "pooler"])
+@pytest.mark.parametrize("lengths", [(0,), (0, 0, 5), (7, 0), (3, 0, 9, 0)], ids=str)
+def test_texts_without_a_token_are_padded(lengths, pooling):
+    model, profile = make_model("Roberta", SIZE).eval(), make_profile(pooling)
+    texts = [list(range(3, 3 + length)) for length in lengths]
+    prompts = np.arange(len(texts))
+    expected = torch.cat([encode(model, profile, pad([text], 1, n)) for text, n in zip(texts, prompts, strict=True)])
+    with running(model, packed=True):
+        found = encode(model, profile, PackingCollator(1, first_position(model))(texts, prompts, 40))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last_token", "pooler"])
 def test_weights_in_bfloat16_whose_states_accelerate_makes_float32(pooling):
     model, profile, texts = make_model("Roberta", SIZE), make_profile(pooling, normalize=True), make_texts()
     expected = encode(model, profile, pad(texts, 1))
@@ -153,6 +181,17 @@ def test_weights_in_bfloat16_whose_states_accelerate_makes_float32(pooling):
         found = encode_packed(wrapped, model, profile, pack(texts, first=first_position(model)))
     assert found.dtype == torch.float32
     assert (found * expected).sum(1).min() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "works"),
+    [("float16", "bf16", False), ("bfloat16", "fp16", False), ("bfloat16", "bf16", True), ("float16", "no", True)],
+)
+@pytest.mark.parametrize("packing", ["auto", "false"])
+def test_weights_in_another_half_precision_than_the_run_are_refused_on_a_cpu(dtype, precision, works, packing):
+    model, profile = make_model("Roberta", SIZE).to(getattr(torch, dtype)), make_profile()
+    with contextlib.nullcontext() if works else refused(f"its weights are torch.{dtype}, but this run computes in"):
+        assert decide_passes(model, profile, CPU, precision, packing).packed == (packing == "auto")
 
 
 @pytest.mark.parametrize("name", PADDED)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+import transformers
 from refusals import refused
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as st
@@ -22,7 +23,8 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import given_encoder
 from soft_trainer.encoders.sentence_transformers_fields import FIELDS
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.run.building import build_model, build_profile, build_tokenizer
+from soft_trainer.run.building import build_encoder
+from soft_trainer.training.starting import starting_encoder
 
 TEXTS = [
     "Sort a List with QuickSort",
@@ -57,7 +59,7 @@ CASES = {
     "normalize another feature": Case(modules=(st.Normalize("token_embeddings"),), refused="module_input_name="),
     "dense": Case(modules=(st.Dense(WIDTH, 16),), refused="Transformer, Pooling, Dense"),
     "layer norm": Case(modules=(st.LayerNorm(WIDTH),), refused="Transformer, Pooling, LayerNorm"),
-    "dropout": Case(modules=(st.Dropout(),), refused="Transformer, Pooling, Dropout"),
+    "dropout": Case(modules=(st.Dropout(0.5),)),
     "dot": Case(options={"similarity_fn_name": "dot"}),
     "manhattan": Case(options={"similarity_fn_name": "manhattan"}, refused="manhattan"),
     "prompts": Case(options={"prompts": {"query": "Find: ", "document": "Code: "}}),
@@ -221,6 +223,22 @@ def test_other_tokens_and_unknown_fields_are_named(saved, monkeypatch):
         load_encoder(folder, device="cpu")
 
 
+def test_padding_on_the_left_is_named_if_positions_include_it(plain, tmp_path):
+    config = json.loads((plain / "config.json").read_text())
+    for kind, folder in (("Bert", tmp_path / "bert"), ("Roberta", tmp_path / "roberta")):
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**config))
+        for weight in model.parameters():
+            weight.data += 0.3 * torch.randn_like(weight)
+        model.save_pretrained(plain)
+        AutoTokenizer.from_pretrained(plain, padding_side="left").save_pretrained(plain)
+        modules = [st.Transformer(str(plain)), st.Pooling(WIDTH)]
+        SentenceTransformer(modules=modules, device="cpu").save(str(folder), create_model_card=False)
+    with refused("Likely cause: the tokenizer's padding_side=left"):
+        load_encoder(tmp_path / "bert", device="cpu")
+    assert_equal(tmp_path / "roberta", load_encoder(tmp_path / "roberta", device="cpu"))
+
+
 def test_a_sentence_transformer_is_compared_as_it_is(saved):
     model = SentenceTransformer(str(saved(CASES["mean"])), device="cpu")
     assert given_encoder(model)[2].truncate_dim == 0
@@ -234,15 +252,16 @@ def test_a_sentence_transformer_is_compared_as_it_is(saved):
 def test_an_encoder_with_the_profile_of_the_user_is_not_compared(saved):
     folder = saved(CASES["dense"])
     arguments = ModelArguments(model_name_or_path=str(folder), profile="auto", query_length=16, code_length=32)
-    profile = build_profile(arguments)
-    assert build_model(arguments, profile, build_tokenizer(arguments, profile, None)).config.hidden_size == WIDTH
-    assert given_encoder(folder, profile=profile)[2] == profile
+    starting = build_encoder(arguments)
+    profile = starting.profile
+    assert starting.load()[0].config.hidden_size == WIDTH
+    assert starting_encoder(folder, profile=profile).profile == profile
 
 
 def test_options_of_the_user_are_not_compared(saved):
     folder = saved(CASES["cls"])
     arguments = SoftInfoNCETrainingArguments(output_dir=str(folder.parent / "out"), use_cpu=True)
-    _, _, profile = given_encoder(folder)
+    profile = starting_encoder(folder).profile
     trainer = SoftInfoNCETrainer(folder, arguments, encoder=profile.replace(pooling="mean"))
     assert trainer.encoder.pooling == "mean"
 

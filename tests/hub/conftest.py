@@ -110,8 +110,6 @@ def here(hub, monkeypatch):
     from huggingface_hub import constants
     from huggingface_hub.utils import _http
 
-    from soft_trainer.hub import push
-
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -122,7 +120,6 @@ def here(hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_XET_CACHE", str(hub.home / "xet"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(push, "WAITS", (0, 0, 0))
     return hub
 
 

@@ -278,9 +278,7 @@ def test_hub_out_of_reach(here):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault", [{"commit": 1}, {"commit": 3}, {"upload": 2}, {"preupload": 1}, {"cut_upload": 1}], ids=str
-)
+@pytest.mark.parametrize("fault", [{"upload": 2}, {"preupload": 1}, {"cut_upload": 1}], ids=str)
 def test_passing_faults_are_overcome(here, folder, fault):
     here.fault(**fault)
     push_folder(folder, REPO, WRITE_TOKEN)

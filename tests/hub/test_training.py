@@ -1,6 +1,7 @@
 """Training pushes to the loopback Hub, with every `hub_strategy` and every failure."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -179,14 +180,17 @@ def test_a_repository_that_is_gone_during_training_is_made_again(train):
     assert train.places_of(WRITE_TOKEN) == []
 
 
-def test_a_push_that_failed_during_training_is_said_and_made_good_at_the_end(train, caplog):
-    train.hub.fault(commit=4)  # the first try and every further one
+def test_a_push_that_failed_during_training_is_logged_with_the_command_for_later(train, caplog):
+    train.hub.fault(commit=2)  # of the first checkpoint, to the root and to its folder
     options = {"hub_strategy": "all_checkpoints", "hub_always_push": True, "save_total_limit": 3}
     assert train(**PUSH, **options) == (0, "")
     check_whole(train.folder)
+    assert of_steps(pushed()) == {"checkpoint-4", "checkpoint-6"}
+    root, folder = [entry.getMessage() for entry in caplog.records if "during training failed" in entry.getMessage()]
+    assert "checkpoint-2" in root and "500" in root and "later" not in root
+    (command,) = re.findall("To push later, run: soft-trainer (.*)", folder)
+    assert run_command(command.split()) == 0
     assert of_steps(pushed()) == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
-    (line,) = [entry.getMessage() for entry in caplog.records if "during training failed" in entry.getMessage()]
-    assert "checkpoint-2" in line and "500" in line and "retried at the end" in line and ".push-" not in line
 
 
 def stop_at_the_end(train, monkeypatch):

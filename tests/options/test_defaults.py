@@ -1,18 +1,18 @@
 """The defaults of a training depend on the encoder, and are the same for the shell, recipes and Python."""
 
 import copy
-import json
 import re
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
 from own_losses import Plain
 from refusals import refused
-from trainings import losses_of
-from transformers import AutoModel, AutoTokenizer, TrainingArguments
+from trainings import losses_of, warned
+from transformers import AutoModel
 
 from soft_trainer import (
     BM25Estimator,
@@ -33,8 +33,7 @@ from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.options.recipes import RECIPES, read_recipe
-from soft_trainer.run.building import build_profile
-from soft_trainer.run.opening import complete_options
+from soft_trainer.run.building import build_encoder
 from soft_trainer.training.preflight import warn_of_another_teacher
 from soft_trainer.training.reporting import banner
 
@@ -49,7 +48,7 @@ def options_after(tmp_path, encoder_dir):
     def choose(*words: str, model=encoder_dir, names=CHOSEN) -> dict:
         words = [*words, *(["--model_name_or_path", str(model)] if model else []), "--use_cpu", "true"]
         model_args, data_args, args = parse(OF_A_RUN, [*words, "--output_dir", str(tmp_path)])
-        complete_options(model_args, data_args, args, build_profile(model_args))
+        apply_defaults(args, build_encoder(model_args), trains=args.do_train)
         return {name: getattr(args, name) for name in names}
 
     return choose
@@ -164,6 +163,11 @@ def profiles():
     }
 
 
+def starting_at(profile, name):
+    """An encoder of which only the profile and the name are known."""
+    return SimpleNamespace(profile=profile, name=name, revision=None, adapter=False)
+
+
 @pytest.fixture
 def resolved(profiles, monkeypatch, tmp_path, capsys):
     """Returns a function that applies a kind's defaults, and returns the values of options and the printed lines."""
@@ -173,7 +177,7 @@ def resolved(profiles, monkeypatch, tmp_path, capsys):
         args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
         profile, name = profiles[kind]
         capsys.readouterr()
-        apply_defaults(args, profile, name, estimator=among_callbacks)
+        apply_defaults(args, starting_at(profile, name), estimator=among_callbacks)
         values = {option: getattr(args, option) for option in OTHER_VALUES}
         without = args.estimator in (None, "none")
         values["loss"] = args.loss or ("info_nce" if without else "soft_info_nce")
@@ -257,7 +261,7 @@ def test_the_table_says_who_chose(trainer_of, encoder_dir, capsys, tmp_path):
     (tmp_path / "own.yaml").write_text("num_train_epochs: 3\nalpha: 1.2\n")
     words = ["--config", str(tmp_path / "own.yaml"), "--warmup_steps", "0.2", "--output_dir", str(tmp_path / "out")]
     model_args, data_args, args = parse(OF_A_RUN, [*words, "--model", str(encoder_dir), "--use_cpu", "true"])
-    complete_options(model_args, data_args, args, build_profile(model_args))
+    apply_defaults(args, build_encoder(model_args), trains=args.do_train)
     args.max_steps = 1
     setup = {
         "processes": 1,
@@ -321,23 +325,19 @@ def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_
 def test_an_encoder_whose_teacher_is_gone_trains_like_one_without_and_a_line_says_so(static, teacher, dataset, capsys):
     shutil.rmtree(teacher)
     options = {"output_dir": "out", "use_cpu": True, "report_to": "none"}
-    model_args, data_args, shell = parse(OF_A_RUN, as_argv(options | {"model": str(static), "do_train": True}))
-    profile = build_profile(model_args)
-    apply_defaults(shell, profile, str(static))
-    estimator = estimator_of_run(shell, profile)
-    assert "This encoder trains with bm25, without its teacher, which cannot be loaded" in capsys.readouterr().err
     trainer = SoftInfoNCETrainer(str(static), SoftInfoNCETrainingArguments(**options), dataset)
-    assert "without its teacher, which cannot be loaded" in capsys.readouterr().err
-    assert isinstance(estimator, BM25Estimator) and isinstance(trainer.estimator, BM25Estimator)
-    for args in (shell, trainer.args):
-        assert (args.teacher, args.loss, args.distill_weight) == (None, None, 0)
-        assert (args.learning_rate, args.per_device_train_batch_size) == (3e-3, 512)  # of the encoder alone
+    line = "This encoder trains with bm25, without its teacher, which cannot be loaded"
+    assert line in capsys.readouterr().err
+    args = trainer.args
+    assert isinstance(trainer.estimator, BM25Estimator)
+    assert (args.teacher, args.loss, args.distill_weight) == (None, None, 0)
+    assert (args.learning_rate, args.per_device_train_batch_size) == (3e-3, 512)  # of the encoder alone
     assert trainer.encoder.teacher == str(teacher)  # it does not forget
 
 
 def test_a_teacher_that_was_named_must_be_there(tmp_path):
     _, _, args = parse(OF_A_RUN, as_argv({"teacher": str(tmp_path / "gone"), "use_cpu": True}))
-    apply_defaults(args, EncoderProfile(), None)
+    apply_defaults(args, starting_at(EncoderProfile(), None))
     with refused("gone"):
         estimator_of_run(args, EncoderProfile())
 
@@ -350,8 +350,8 @@ def test_a_teacher_that_has_changed_is_named(identity, warned, capsys):
 
 @pytest.fixture
 def encoders(encoder_dir, static, teacher, tmp_path):
-    """Returns the folder of one encoder of each type. None is an encoder from scratch."""
-    folders = {"search": encoder_dir, "distilled": static, "from scratch": None, "base": BASE}
+    """Returns the folder of one encoder of each type that has one."""
+    folders = {"search": encoder_dir, "distilled": static, "base": BASE}
     folders["plain"] = shutil.copytree(encoder_dir, tmp_path / "plain")
     (folders["plain"] / "modules.json").unlink()
     folders["static"] = shutil.copytree(static, tmp_path / "without_teacher")
@@ -370,31 +370,59 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("caller", ["shell", "python"])
 @pytest.mark.parametrize("loss, estimator", [(None, None), ("info_nce", None), (None, "bm25")])
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_the_schedule_is_a_function_of_the_encoder(
-    encoders, kind, loss, estimator, caller, model, tokenizer, profile, dataset, tmp_path
+    encoders, kind, loss, estimator, model, tokenizer, profile, dataset, tmp_path
 ):
-    folder = encoders[kind]
-    options = {} if loss is None else {"loss": loss}
-    if caller == "shell":
-        chosen = options if estimator is None else options | {"estimator": estimator}
-        chosen |= {"from_scratch": "32x1"} if folder is None else {"model_name_or_path": str(folder)}
-        words = as_argv(chosen | {"use_cpu": True, "output_dir": str(tmp_path)})
-        model_args, data_args, args = parse(OF_A_RUN, words)
-        complete_options(model_args, data_args, args, build_profile(model_args))
+    args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, loss=loss)
+    args.dataloader_drop_last = False
+    rows = {"train_dataset": dataset, "callbacks": [] if estimator is None else [BM25Estimator()]}
+    if kind == "from scratch":
+        rows |= {"model": model, "processing_class": tokenizer, "encoder": profile}
     else:
-        args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
-        args.dataloader_drop_last = False
-        rows = {"train_dataset": dataset, "callbacks": [] if estimator is None else [BM25Estimator()]}
-        if folder is None:
-            rows |= {"model": model, "processing_class": tokenizer, "encoder": profile}
-        else:
-            rows["model"] = str(folder)
-        args = SoftInfoNCETrainer(args=args, **rows).args
+        rows["model"] = str(encoders[kind])
+    args = SoftInfoNCETrainer(args=args, **rows).args
     found = (args.learning_rate, args.num_train_epochs, args.warmup_steps, args.per_device_train_batch_size)
     assert found == EXPECTED[kind]
+
+
+FEW = {"train_sampling_strategy": "random", "per_device_train_batch_size": 8, "loss": "info_nce"}
+# Options, whether the rows name negatives, and whether the run reads the encoder's default estimator.
+READ = [
+    (FEW, False, False),
+    (FEW, True, False),
+    (FEW | {"negatives_per_query": 1}, True, False),
+    (FEW | {"negatives_per_query": 1}, False, True),
+    (FEW | {"negatives_per_query": 0}, False, False),
+    (FEW | {"distill_weight": 0.1}, True, True),
+    (FEW | {"train_sampling_strategy": "similar"}, True, True),
+    (FEW | {"loss": "bce"}, False, True),
+]
+
+
+@pytest.mark.parametrize("options, negatives, read", READ)
+def test_an_estimator_that_nothing_reads_is_neither_made_nor_announced(
+    encoder_dir, rows, options, negatives, read, tmp_path, capsys
+):
+    if negatives:
+        rows = [row | {"negatives": [f"def further(x): return {number}"]} for number, row in enumerate(rows)]
+    args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
+    trainer = SoftInfoNCETrainer(str(encoder_dir), args, Dataset.from_list(rows))
+    said = "\n".join([capsys.readouterr().err, *warned(trainer)])
+    assert (trainer.estimator is not None) == read
+    assert ("estimator=initial_model" in said) == read
+    assert "has no effect" not in said
+
+
+@pytest.mark.parametrize("asked", [{}, {"do_eval": True}, {"do_predict": True}, {"do_train": False}], ids=str)
+def test_rows_to_train_on_decide_that_python_trains(encoder_dir, asked, dataset, tmp_path):
+    args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, per_device_train_batch_size=8, **asked)
+    trainer = SoftInfoNCETrainer(str(encoder_dir), args, dataset)
+    assert (trainer.args.learning_rate, type(trainer.estimator)) == (6e-5, InitialModelEstimator)
+    assert trainer.folder.trains and trainer.fingerprint()["do_train"]
+    evaluates = SoftInfoNCETrainer(str(encoder_dir), args, eval_dataset=dataset)
+    assert evaluates.estimator is None and not evaluates.folder.trains
 
 
 def test_base_trains_without_an_estimator_in_python_as_in_the_shell(options_after, dataset, tmp_path):
@@ -421,7 +449,7 @@ def test_a_teacher_stands_for_four_options(options_after, encoder_dir, teacher, 
     assert options_after(*words, names=expected) == expected
     args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, teacher=str(teacher), **given)
     profile = resolve_profile(encoder_dir)
-    apply_defaults(args, profile, str(encoder_dir))
+    apply_defaults(args, starting_at(profile, str(encoder_dir)))
     estimator = estimator_of_run(args, profile)
     assert isinstance(estimator, TrainedModelEstimator) and estimator.model_name_or_path == str(teacher)
     assert (args.loss, args.distill_weight) == (expected["loss"], expected["distill_weight"])
@@ -458,62 +486,6 @@ def test_a_training_with_a_teacher_names_it_and_equals_the_four_options(trainer_
             callbacks is None
         )
     assert losses[0] == losses[1]
-
-
-@pytest.mark.slow
-def test_python_trains_a_distilled_encoder_like_the_shell_and_it_keeps_its_teacher(static, teacher, rows, tmp_path):
-    encoder = load_encoder(static, device="cpu")
-    arguments = SoftInfoNCETrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none")
-    rows = {"train_dataset": Dataset.from_list(rows), "processing_class": encoder.tokenizer}
-    trainer = SoftInfoNCETrainer(encoder.model, arguments, **rows)
-    assert repr(trainer.estimator) == f"TrainedModelEstimator(model_name_or_path={str(teacher)!r})"
-    assert trainer.plan.criterion.distill_weight == 0.3 and trainer.args.learning_rate == 3e-3
-    before = encoder.model.word_embedding.weight.clone()
-    trainer.train()
-    assert trainer.state.global_step == 10 and not torch.equal(before, encoder.model.word_embedding.weight)
-    trainer.save_model()
-    assert resolve_profile(tmp_path / "out").teacher == str(teacher)
-
-
-@pytest.mark.parametrize("kind", ["sentences", "other"])
-@pytest.mark.parametrize(
-    "options", [{}, {"learning_rate": 2e-5}, {"train_sampling_strategy": "random"}, {"loss": "bce", "seed": 7}]
-)
-def test_the_shell_python_and_a_recipe_make_the_same_plan(encoder_dir, kind, options, dataset, tmp_path):
-    folder = encoder_dir
-    if kind == "other":
-        folder = shutil.copytree(encoder_dir, tmp_path / "other")
-        (folder / "modules.json").unlink()
-    fixed = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
-    (tmp_path / "recipe.yaml").write_text(json.dumps(options | {"model": str(folder), "score_function": "cosine"}))
-    profile = resolve_profile(str(folder)).replace(score_function="cosine")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-
-    def trained(arguments, callbacks=None):
-        model = AutoModel.from_pretrained(folder)
-        rows = {
-            "train_dataset": concatenate_datasets([dataset] * 2),
-            "processing_class": tokenizer,
-            "encoder": profile,
-            "callbacks": callbacks,
-        }
-        trainer = SoftInfoNCETrainer(model, arguments, **rows)
-        return trainer.plan, repr(trainer.estimator), trainer.args.learning_rate, trainer.args.num_train_epochs
-
-    def parsed(words):
-        model_args, data_args, args = parse(OF_A_RUN, [*words, *as_argv(fixed)])
-        complete_options(model_args, data_args, args, build_profile(model_args))
-        return trained(args, [estimator_of_run(args, profile)])
-
-    python = trained(SoftInfoNCETrainingArguments(**options, **fixed))
-    assert python == trained(SoftInfoNCETrainingArguments(**options, **fixed, do_eval=True))
-    words = as_argv(options | {"model": str(folder), "score_function": "cosine"})
-    assert python == parsed(words) == parsed(["--config", str(tmp_path / "recipe.yaml")])
-    assert (python[0].train_sampling_strategy == "similar") == (
-        kind == "sentences" and "train_sampling_strategy" not in options
-    )
-    plain = trained(TrainingArguments(**fixed))
-    assert plain[0].criterion.loss == "info_nce" and plain[2:] == (5e-5, 3)
 
 
 def test_trainers_with_the_same_arguments_get_the_defaults_of_their_encoders(encoder_dir, static, dataset, tmp_path):

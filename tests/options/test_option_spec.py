@@ -41,7 +41,7 @@ def test_a_bool_becomes_a_word(given, word):
         (SoftInfoNCETrainingArguments, {"cancel": True}, "cancel=True: use one of none, top_k, ratio"),
         (SoftInfoNCETrainingArguments, {"bf16": "false"}, "bf16='false': must be True or False"),
         (SoftInfoNCETrainingArguments, {"gather_negatives": 0}, "gather_negatives=0: must be True or False"),
-        (DataArguments, {"lexical": "false"}, "lexical='false': must be True or False"),
+        (SoftInfoNCETrainingArguments, {"lexical": "false"}, "lexical='false': must be True or False"),
         (ModelArguments, {"include_prompt": "no"}, "include_prompt='no': must be True or False"),
         (ModelArguments, {"dtype": 16}, "dtype=16: use one of float32, bfloat16, float16"),
     ],

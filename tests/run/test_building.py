@@ -7,12 +7,8 @@ from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.errors import UserError
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run import building
-from soft_trainer.run.building import (
-    build_model,
-    build_profile,
-    build_tokenizer,
-    model_label,
-)
+from soft_trainer.run.building import build_encoder, build_profile
+from soft_trainer.training import starting
 
 
 def test_from_scratch_is_the_plain_profile_or_the_named_one():
@@ -49,20 +45,20 @@ def test_the_default_is_unixcoder(monkeypatch):
 
 def test_a_saved_encoder_has_its_tokenizer_and_weights(encoder_dir, model, tokenizer, profile, dataset):
     arguments = ModelArguments(model_name_or_path=str(encoder_dir))
-    loaded = build_tokenizer(arguments, profile, dataset)
+    weights, loaded = build_encoder(arguments).load()
     assert loaded("sort a list")["input_ids"] == tokenizer("sort a list")["input_ids"]
-    weights = dict(build_model(arguments, profile, loaded).named_parameters())
+    weights = dict(weights.named_parameters())
     assert weights and all((weights[name] == value).all() for name, value in model.named_parameters())
 
 
 def test_from_scratch_learns_both_sides_of_the_training_rows(dataset):
     arguments = ModelArguments(from_scratch="32x1", vocabulary_size=600)
-    profile = build_profile(arguments)
-    tokenizer = build_tokenizer(arguments, profile, Split.from_pairs(dataset))
+    encoder = build_encoder(arguments)
+    encoder.rows = Split.from_pairs(dataset)
+    model, tokenizer = encoder.load()
     assert len(tokenizer) <= 600
     words = tokenizer.convert_ids_to_tokens(tokenizer(" connection return")["input_ids"])
     assert words[1:-1] == ["Ġconnection", "Ġreturn"]
-    model = build_model(arguments, profile, tokenizer)
     assert model.config.hidden_size == 32 and model.config.vocab_size == len(tokenizer)
 
 
@@ -76,8 +72,10 @@ def test_from_scratch_learns_both_sides_of_the_training_rows(dataset):
         ({"from_scratch": "32x1"}, "scratch-32x1"),
     ],
 )
-def test_a_short_name_for_folders(values, label):
-    assert model_label(ModelArguments(**values)) == label
+def test_a_short_name_for_folders(values, label, monkeypatch):
+    monkeypatch.setattr(building, "resolve_profile", lambda *_, **__: PROFILES["unixcoder"])
+    monkeypatch.setattr(starting, "saved_adapter", lambda *_: None)
+    assert build_encoder(ModelArguments(**values)).label == label
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,18 @@ from trees import source_tree
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.files import DEPENDS_ON, LISTED, listed_files, write_json
 from soft_trainer.fingerprints import list_files
-from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, RunFolder, State, lock, state_of
 from soft_trainer.studies.compare import ranks_of
-from soft_trainer.training.checkpoints import UNFINISHED, mark_complete
+from soft_trainer.training.output_folder import (
+    DONE,
+    NEW,
+    OTHER,
+    STOPPED,
+    UNFINISHED,
+    OutputFolder,
+    lock,
+    mark_complete,
+    state_of,
+)
 from soft_trainer.training.run_fingerprint import FORMAT
 
 THIS = {"format": FORMAT, "do_train": True, "seed": 1, "processes": 1, "versions": {}}
@@ -129,7 +138,7 @@ def test_a_folder_is_locked_once(tmp_path):
 
 
 def folder_of(path, overwrite=False, trains=True):
-    return RunFolder(path, THIS, State(NEW), overwrite, trains)
+    return OutputFolder(path, trains, overwrite)
 
 
 def test_clearing_removes_what_a_run_writes_and_keeps_an_edited_card(tmp_path):
@@ -206,7 +215,7 @@ def test_mine_refuses_to_replace_rows(tmp_path):
 
 def test_an_evaluation_never_replaces_the_record_of_a_training(encoder_dir, data_dir, tmp_path):
     folder = shutil.copytree(encoder_dir, tmp_path / "run")
-    finished(folder, ANOTHER)
+    write_json(folder / "run.json", {DEPENDS_ON: ANOTHER, LISTED: {}})
     file("ranks-test-untrained.parquet")(folder)
     words = ["evaluate", str(folder), "--output_dir", str(folder), "--overwrite", "true", "--use_cpu", "true"]
     with refused("contains the results of a training run; set another output_dir"):

@@ -13,12 +13,8 @@ from torch.nn.functional import normalize
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.data.load import make_splits
 from soft_trainer.data.split import Split
-from soft_trainer.options.fields import DataArguments
-from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.evaluation_sets import EvaluationSet
-from soft_trainer.run.folder import NEW, RunFolder, State
-from soft_trainer.run.opening import Rows
-from soft_trainer.run.record import measurements_of_run
+from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.record import draw_training
 from soft_trainer.training.reporting import setup_table
 
@@ -36,11 +32,22 @@ def make_run(model, tokenizer, profile, tmp_path):
     def make(data, *sets, **more):
         args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **more)
         args.disable_tqdm = True
-        trainer = SoftInfoNCETrainer(model=model, args=args, processing_class=tokenizer, encoder=profile)
-        options = DataArguments(language="python", data_dir="rows")
-        folder = RunFolder(tmp_path, {}, State(NEW), False, args.do_train)
-        rows = Rows(profile, make_splits(data) if data else {}, sets)
-        return measurements_of_run(trainer, rows, ModelArguments(), options, {}, folder)
+        args.report = True
+        splits = make_splits(data) if data else {}
+        measured = {name: split for name, split in splits.items() if name != "train"}
+        others = {each.name: each.split for each in sets}
+        trainer = SoftInfoNCETrainer(
+            model=model,
+            args=args,
+            processing_class=tokenizer,
+            encoder=profile,
+            measured=measured | others,
+            followed=[*others],
+            about={"dataset": "rows", "languages": ["python"], "samples": []},
+        )
+        trainer.folder.trains = args.do_train
+        trainer.report = Measurements(trainer)
+        return trainer.report
 
     return make
 

@@ -26,7 +26,7 @@ from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run import rows as run_rows
 from soft_trainer.run.rows import check_sources, load_data
-from soft_trainer.training.run_fingerprint import rows_of_run
+from soft_trainer.training.run_fingerprint import splits_hash
 
 
 def load(profile=None, **arguments):
@@ -201,7 +201,7 @@ def test_the_rows_of_a_tree_are_compared_and_not_its_files(tmp_path):
 
     def now():
         arguments = DataArguments(language="python", source_dir=str(module.parent))
-        return rows_of_run(load_data(arguments, EncoderProfile()))
+        return splits_hash(load_data(arguments, EncoderProfile()))
 
     before = now()
     module.write_text(module.read_text() + "\n# the end\n")

@@ -8,16 +8,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from git_repositories import Repository, grown
 from trees import write_tree
 
 from soft_trainer.cli import search as output
 from soft_trainer.errors import UserError
-from soft_trainer.search import CodeIndex, Search
+from soft_trainer.search import CodeIndex, Search, code_index
 from soft_trainer.search.code_index import open_for
 from soft_trainer.search.index import store, vectors
+from soft_trainer.search.measuring.judged import documentation_queries
 from soft_trainer.search.ranking.results import SearchResult, query_terms
 from soft_trainer.search.serving.examples import example_queries
 
@@ -32,7 +34,18 @@ def test_index_and_search(command, tree):
     code, out, _ = command("search", "--folder", tree, "parse date", "--json", "--path", "src/**")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and rows[0]["name"] == "parse_date"
-    assert list(rows[0]) == ["path", "start_line", "end_line", "language", "name", "score", "text", "commits", "weak"]
+    assert list(rows[0]) == [
+        "path",
+        "start_line",
+        "end_line",
+        "language",
+        "name",
+        "score",
+        "text",
+        "commits",
+        "weak",
+        "also_in",
+    ]
 
 
 def test_a_filter_for_tests_and_a_failure_as_the_query(command, tree):
@@ -47,12 +60,44 @@ def test_a_filter_for_tests_and_a_failure_as_the_query(command, tree):
 
 @pytest.mark.parametrize("name", ["stdlib", "installed"])
 def test_every_command_knows_the_names_of_trees(command, tree, monkeypatch, name):
-    monkeypatch.setattr(os, "__file__", str(tree / "os.py"))
+    if name == "stdlib":
+        monkeypatch.setattr(os, "__file__", str(tree / "os.py"))
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"purelib": str(tree)})
     code, out, _ = command("index", name)
-    assert code == 0 and f"--folder {tree}" in out
+    assert code == 0 and f"--folder {tree}" in out and ("excluded: 1" in out) == (name == "stdlib")
     assert command("search", "--folder", name, "parse_date", "--no_update")[1].startswith("src/shop/dates.py")
     assert "nDCG@10" in command("evaluate-search", "--folder", name)[1]
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_the_first_search_answers_before_it_reads_commits(command, tree, monkeypatch, form):
+    grown(tree, commits=9)
+    search = ("search", "--folder", tree, "parse date", *form)
+    with monkeypatch.context() as patch:
+        patch.setattr(CodeIndex, "remember", Mock(side_effect=KeyboardInterrupt))
+        code, out, err = command(*search)
+    lines = err.splitlines()
+    assert code == 0 and lines[0].endswith("no index yet, making one")
+    assert lines[-1] == "stopped; the next search continues"
+    assert command(*search) == (0, out, "" if form else lines[1] + "\n")
+    assert CodeIndex.open(store.find_index_dir(tree)).statistics()["commits"]["read"] == 10
+
+
+@pytest.mark.parametrize("options", [("--no_update",), ("--lexical",)])
+def test_what_a_search_puts_off_follows_the_options(command, tree, stub, options):
+    command("index", tree, "--model", "stub")
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    stub.encoded.clear()
+    assert command("search", "--folder", tree, "parse date", *options)[0] == 0 and not stub.encoded
+
+
+def test_chunks_that_a_search_has_left_are_encoded_after_its_answer(command, tree, stub, monkeypatch):
+    command("index", tree, "--model", "stub")
+    write_tree(tree, {"new.py": "\n\n\n\n".join(f"def brand_new_{n}():\n    a = {n}\n    b = a" for n in range(99))})
+    monkeypatch.setattr(code_index, "MAX_WAIT", 0)
+    err = command("search", "--folder", tree, "brand_new_7")[2]
+    assert "28 of 111 chunks have embeddings; the others are encoded after this search" in err
+    assert command("search", "--folder", tree, "brand_new_7")[2] == f"ranked by words, encoder stub; {ALONE}"
 
 
 def test_commands_that_are_shown_can_be_run(command, tree, stub, monkeypatch):
@@ -253,11 +298,9 @@ def test_a_folder_that_its_parent_ignores_gets_an_index(command, tree):
 
 def test_the_tools_make_the_index_that_they_need(command, tree, monkeypatch):
     served = []
-    server = SimpleNamespace(run=served.append)
-    monkeypatch.setattr("soft_trainer.search.serving.tools.tool_server", lambda index: served.append(index) or server)
+    monkeypatch.setattr("soft_trainer.search.serving.tools.serve_tools", served.append)
     code, out, err = command("search", "--folder", tree, "--mcp")
-    assert code == 0 and not out and "making one" in err
-    assert served[1] == "stdio" and served[0].index.search("parse_date")
+    assert code == 0 and not out and "making one" in err and served[0].index.search("parse_date")
 
 
 def test_files_that_are_left_out_are_listed_with_their_reasons(command, tree):
@@ -296,7 +339,7 @@ def test_hostile_names_and_contents(command, tree):
         "-n.py",
         "--json.py",
     ]
-    write_tree(tree, {name: f"def hostile_name():\n    return {len(name)}\n" for name in names})
+    write_tree(tree, {name: f"def hostile_name():\n    return {number}\n" for number, name in enumerate(names)})
     write_tree(tree, {"long.txt": "hostile_name " + "x" * 900_000, "long.md": "hostile_name " + "y " * 450_000})
     write_tree(tree, {".git/config": "[core]\n\tpager = touch owned\n", "index.sqlite": b"SQLite format 3\0"})
     assert command("index", tree)[0] == 0
@@ -390,6 +433,17 @@ def test_evaluation_by_judged_queries_and_by_documentation(command, tree, tmp_pa
     assert command("evaluate-search", "--queries", queries)[0] == 2
     queries.write_text("{}\n")
     assert command(*words)[0] == 2
+
+
+def test_an_evaluation_draws_the_same_queries_by_any_name_of_the_folder(tree, tmp_path, monkeypatch):
+    Repository(tree).commit("Start", {})
+    (tmp_path / "link").symlink_to(tree)
+    drawn = []
+    for folder, name in ((tree, "."), (tmp_path, "tree"), (tmp_path, tree), (tree / "src", ".."), (tmp_path, "link")):
+        monkeypatch.chdir(folder)
+        drawn.append(documentation_queries(str(name), tmp_path / f"copy {len(drawn)}", 2))
+        assert not (tmp_path / "copy 0" / "build").exists()  # git ignores it
+    assert drawn == drawn[:1] * 5
 
 
 def test_an_index_that_an_evaluation_keeps_is_used_again(command, tree, stub, tmp_path):

@@ -10,12 +10,11 @@ from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.files import DEPENDS_ON, LISTED, write_json
+from soft_trainer.options.defaults import apply_defaults
 from soft_trainer.options.recipes import RECIPES, read_recipe
-from soft_trainer.run.building import build_profile
-from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, lock, lock_file
-from soft_trainer.run.opening import complete_options
+from soft_trainer.run.building import build_encoder
 from soft_trainer.studies.study import _command, _mrr, check_options, read_study, state_of_run
-from soft_trainer.training.checkpoints import mark_complete
+from soft_trainer.training.output_folder import DONE, NEW, OTHER, STOPPED, lock, lock_file, mark_complete
 from soft_trainer.training.run_fingerprint import run_fingerprint
 
 STUDIES = [path for path in sorted(RECIPES.rglob("*.yaml")) if "runs" in read_recipe(path)]
@@ -45,7 +44,7 @@ def study_file(tmp_path):
 def fingerprint_of(run):
     """Returns the run fingerprint that a run of a study stores in its record."""
     model_args, data_args, args = check_options(run)
-    complete_options(model_args, data_args, args, build_profile(model_args))
+    apply_defaults(args, build_encoder(model_args), trains=args.do_train)
     return run_fingerprint(model_args, data_args, args)
 
 

@@ -13,7 +13,7 @@ from trainings import check_weights, fingerprint_of
 from transformers import TrainerCallback
 
 from soft_trainer.errors import UserError
-from soft_trainer.training.checkpoints import MARKER, compared, mark_complete, newest_complete, saving_checkpoint
+from soft_trainer.training.output_folder import MARKER, compared, mark_complete, newest_complete, saving_checkpoint
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from soft_trainer.encoders.scratch import random_model
 from soft_trainer.errors import UserError
 from soft_trainer.estimators import frozen_encoder
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.training.checkpoints import mark_complete
+from soft_trainer.training.output_folder import mark_complete
 from soft_trainer.training.preflight import DYNAMIC, complete_launch, pads
 
 PROMPTS = {"query_prefix": "find: ", "code_prefix": "code: ", "include_prompt": False}

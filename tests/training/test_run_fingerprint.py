@@ -30,15 +30,15 @@ from soft_trainer.options.training import (
     AFFECT_RESULTS,
     SoftInfoNCETrainingArguments,
 )
-from soft_trainer.training.checkpoints import mark_complete, warn_of_changes
+from soft_trainer.training.output_folder import mark_complete, warn_of_changes
 from soft_trainer.training.run_fingerprint import (
     FOLDER,
     RESUME,
     STUDY,
     changes,
     may_differ,
-    rows_of_run,
     run_fingerprint,
+    splits_hash,
 )
 
 BEST = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps"}
@@ -226,8 +226,8 @@ def test_the_base_of_an_adapter_counts(place):
 # name: (the changed rows, message of a folder, of a resumed run)
 ROWS = {
     "training rows": ("train", "the training rows changed", "the training rows changed"),
-    "test rows": ("test", "the measured rows changed", None),
-    "an additional set": ("more", "the measured rows changed", None),
+    "test rows": ("test", "the rows to measure changed", None),
+    "an additional set": ("more", "the rows to measure changed", None),
 }
 
 
@@ -239,8 +239,8 @@ def test_changed_rows(change, dataset):
         parts = {}
         for name in ("train", "test", "more"):
             parts[name] = Split.from_pairs(dataset.select(range(size if name == changed else 9)))
-        more = parts.pop("more")
-        both.append(rows_of_run(parts, [more]))
+        train = parts.pop("train")
+        both.append({"the training rows": train.fingerprint(), "the rows to measure": splits_hash(parts)})
     check(changes(*both, may_differ(FOLDER)), folder)
     check(changes(*both, may_differ(RESUME)), resumed)
 

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import itertools
 import math
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -261,7 +262,7 @@ def test_a_model_is_made_anew_for_every_training(trainer_of, model):
 
 
 @pytest.mark.slow
-def test_a_search_of_hyperparameters_trains_each_trial_with_its_own_values(trainer_of, model, tmp_path):
+def test_a_search_of_hyperparameters_trains_each_trial_with_its_own_values(trainer_of, model, tmp_path, capsys):
     taken = []
 
     class Recorder(TrainerCallback):
@@ -285,6 +286,9 @@ def test_a_search_of_hyperparameters_trains_each_trial_with_its_own_values(train
     assert sorted(taken) == [(size, 2 * size, size // 2, pytest.approx(0.1 * size)) for size in (2, 4, 6)]
     assert 0 < best.objective <= 1 and best.hyperparameters["group_size"] in (2, 4, 6)
     assert len(list((tmp_path / "out").glob("run-*/checkpoint-1/model.safetensors"))) == 3
+    origins = trainer.args.origins
+    assert {origins[name] for name in ("group_size", "negatives_per_query", "alpha")} == {"trial"}
+    assert re.search(r"pairs per batch and process .* trial", capsys.readouterr().err)
 
 
 @pytest.mark.slow
@@ -326,7 +330,7 @@ def test_the_plan_is_made_once_and_again_only_if_something_has_changed(trainer_o
         made.append(arguments)
         return resolve(*arguments)
 
-    monkeypatch.setattr("soft_trainer.trainer.resolve", counted)
+    monkeypatch.setattr("soft_trainer.training.preflight.resolve", counted)
     trainer = trainer_of()
     trainer._prepare_training()
     trainer.get_train_dataloader()

@@ -19,9 +19,9 @@ from soft_trainer.mining.changes import INCOMPLETE, Change, ChangeReader
 from soft_trainer.search.commits.memory import CommitMemory, choose_weight
 from soft_trainer.search.index import store
 from soft_trainer.search.index.parsing import MAX_COUNT
-from soft_trainer.search.index.words import telling_terms
+from soft_trainer.search.index.words import composed, telling_terms
 from soft_trainer.source import git
-from soft_trainer.terminal import Progress
+from soft_trainer.terminal import Progress, print_on_main
 
 MAX_SUBJECT = 300  # characters
 PARSE_SECONDS = 2.0  # a file that takes longer counts as having no functions
@@ -160,7 +160,10 @@ def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> No
 def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: State, progress: bool) -> None:
     """Reads the commits between `head` and `target` in groups, so that little work is lost on interruption."""
     waiting = git.commits_oldest_first(reader.repository, state.target, state.head)[state.done :]
-    label = "Reading commits" if progress and len(waiting) >= MIN_SHOWN else None
+    label = None
+    if progress and len(waiting) >= MIN_SHOWN:
+        label = "Reading commits"
+        print_on_main(f"reading {len(waiting):,} commits, which later searches use; Ctrl-C is safe")
     with Progress(label, len(waiting), "commit") as bar:
         changes = (reader.read_if_complete(commit) for commit in waiting)
         while some := list(islice(changes, _AT_ONCE)):
@@ -177,7 +180,7 @@ def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: S
 def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
     """Stores a commit's functions and renames, and updates the state."""
     # Functions and renames outside the indexed folder are stored too, because a file may move into the folder later.
-    functions = list(dict.fromkeys((row["path"], row["func_name"]) for row in change.functions))
+    functions = list(dict.fromkeys((row["path"], composed(row["func_name"])) for row in change.functions))
     if functions:
         date = git.read_object(reader.repository, change.commit).commit_time
         date = min(max(date, 0), LATEST_DATE)

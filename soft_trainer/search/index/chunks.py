@@ -63,7 +63,8 @@ class Chunk:
     Attributes:
         name: the name of the function or class that contains the lines, qualified by the enclosing classes, or "" for
             other lines.
-        defines: the unqualified names that the chunk defines.
+        defines: the unqualified names that the chunk defines. A name with signs, such as `valid?` or `operator[]`, is
+            there with and without them.
         kind: `LINES` for lines outside definitions, `CLASS` for the lines of a class outside its members, and
             `WHOLE` for other definitions and for notebooks.
         parsed: False if a syntax error in the file may hide functions.
@@ -200,9 +201,13 @@ def _definitions(root: Node | None, source: bytes, language: str) -> tuple[list[
     hidden_until = -1
     for found in definitions(root, source, language) if root else ():
         node = found.node
-        plain = _NAME.findall(found.name.rsplit(".", 1)[-1])
+        own = found.name.rsplit(".", 1)[-1]
+        plain = _NAME.findall(own)
+        if own.startswith("operator"):
+            plain = plain[:1]  # `bool` is not a name that `operator bool` defines
+        defines = list(dict.fromkeys([*plain[-1:], own]))
         if found.kind == "signature":
-            signatures += [(node.start_point.row + 1, name) for name in plain[-1:]]
+            signatures += [(node.start_point.row + 1, name) for name in defines]
             continue
         if not found.name or node.start_byte < hidden_until:
             continue
@@ -212,7 +217,10 @@ def _definitions(root: Node | None, source: bytes, language: str) -> tuple[list[
         last -= node.end_point.column == 0 and last > first
         name = ".".join([*(outer.name for outer in found.around[-_MAX_SCOPE:]), found.name])
         kind = CLASS if found.kind == "container" else WHOLE
-        spans.append(Chunk(first + 1, last + 1, name, plain[-1:], kind))
+        body = node.child_by_field_name("body")
+        if body and source[body.start_byte : body.end_byte] == b"...":  # an overload, or a stub in a `.pyi` file
+            kind = LINES
+        spans.append(Chunk(first + 1, last + 1, name, defines, kind))
         if found.kind != "container" and last - first < MAX_LINES:
             hidden_until = node.end_byte
     return spans, signatures

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from soft_trainer.search.index.words import composed
+
 # Wildcards in a list of tokens. All other tokens are expressions that match one character.
 STAR = "*"  # anything but a slash
 ANYTHING = "**"
@@ -22,9 +24,10 @@ def path_filter(pattern: str) -> re.Pattern[str]:
     """Compiles a path pattern, such as `src/**`, to a regular expression.
 
     `**` matches across folders, but `*` and `?` do not. A pattern without `/` matches a file or folder at any depth.
-    Brackets are ordinary characters, because some projects use them in folder names.
+    Brackets are ordinary characters, because some projects use them in folder names. The expression is for paths in
+    Unicode's form NFC; see `composed`.
     """
-    pattern = pattern.removeprefix("./")
+    pattern = composed(pattern.removeprefix("./"))
     tokens = [] if "/" in pattern else [FOLDERS]
     if pattern.endswith("/"):
         pattern += "**"

@@ -15,6 +15,7 @@ from fnmatch import translate
 from soft_trainer.errors import UserError
 from soft_trainer.search.index.git_listing import list_files, list_ignored
 from soft_trainer.search.index.globs import path_filter
+from soft_trainer.search.index.words import composed
 from soft_trainer.source.repositories import is_linked_worktree
 from soft_trainer.source.source_files import MAX_DEPTH, SKIPPED_FOLDERS
 
@@ -83,7 +84,7 @@ def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = (
     Raises:
         UserError: the folder cannot be read.
     """
-    return _Lister(root, exclude, include).run()
+    return _Lister(os.path.realpath(root), exclude, include).run()  # git fails on a relative path
 
 
 class _Lister:
@@ -263,7 +264,7 @@ def _kind(lower: str, size: int) -> str:
 
 
 def _matches(path: str, patterns: list[re.Pattern[str]]) -> bool:
-    return any(pattern.fullmatch(path) for pattern in patterns)
+    return any(pattern.fullmatch(composed(path)) for pattern in patterns)
 
 
 def maybe_vendored(path: str) -> bool:

@@ -18,7 +18,8 @@ from soft_trainer.search.index.chunks import LANGUAGES, TEXT_LANGUAGES, Chunk, f
 from soft_trainer.search.index.listing import maybe_vendored
 from soft_trainer.search.index.notebooks import is_notebook, notebook_text
 from soft_trainer.search.index.store import TRAITS
-from soft_trainer.search.index.words import WORD, source_words, stem, terms, whole
+from soft_trainer.search.index.vectors import digest as digest_of, embedded_text
+from soft_trainer.search.index.words import WORD, composed, source_words, stem, terms, whole
 from soft_trainer.source.names import identifier_words, is_test_path
 from soft_trainer.source.source_files import MAX_FILE_BYTES, decoded, is_generated, read_regular, readable
 
@@ -41,7 +42,7 @@ class Batch:
         files: for each file, the path, language, number of chunks, digest, the `[start, end, name]` of each chunk as
             JSON, and the compressed text.
         traits: each file's values for `store.TRAITS`.
-        lengths, kinds: each chunk's number of terms, and each chunk's kind.
+        lengths, kinds, digests: each chunk's number of terms, kind, and digest of the text to embed.
         skipped: the files that cannot be searched, with the reasons.
         touched: the files with a new modification time but unchanged content.
         vocabulary: the terms.
@@ -53,6 +54,7 @@ class Batch:
     traits: list[tuple[int, ...]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     touched: list[str] = field(default_factory=list)
     vocabulary: list[str] = field(default_factory=list)
@@ -86,6 +88,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             continue
         chunks = []
         parsed = True
+        lines = source.split(b"\n")
         for chunk, text, marked in _chunks(path, source, language):
             before = len(term)
             term.extend(chain.from_iterable(map(numbers_of, source_words(text))))
@@ -95,6 +98,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             chunks.append([chunk.start, chunk.end, chunk.name])
             batch.kinds.append(chunk.kind)
             parsed = parsed and chunk.parsed
+            batch.digests.append(digest_of(embedded_text(path, chunk.name, lines[chunk.start - 1 : chunk.end])))
         places = json.dumps(chunks, ensure_ascii=False, separators=(",", ":"))
         batch.files.append((path, language, len(chunks), digest, places, zlib.compress(source, 1)))
         depth = path.count("/")
@@ -147,8 +151,10 @@ def read_source(root: str, path: str, included: bool = False) -> tuple[bytes, st
 
 def _chunks(path: str, source: bytes, language: str) -> Iterator[tuple[Chunk, bytes, set[str]]]:
     """Yields each chunk with its text and marked terms, which come from names, the path and documentation."""
+    if not source.isascii():  # letters that are composed of other characters, but the same lines
+        source = composed(source.decode(errors="surrogateescape")).encode(errors="surrogateescape")
     lines = source.split(b"\n")
-    own_name, folders = _name_and_folders(path)
+    own_name, folders = _name_and_folders(composed(path))
     # The first chunk gets the terms of the path.
     marked = _marked(OWN_NAME, WORD.findall(own_name)) | _marked(PATH, WORD.findall(folders))
     chunks = split(source, language, is_notebook(path))

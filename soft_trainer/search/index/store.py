@@ -25,6 +25,8 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import cache_dir, written_aside
+from soft_trainer.search.index.words import composed
+from soft_trainer.terminal import print_on_main
 
 DATABASE = "index.sqlite"
 _DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
@@ -32,7 +34,7 @@ SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, histor
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
 MEMORY_LOCK = "memory.lock"
-FORMAT = 15  # increases when chunks, terms, languages or the schema change, so that indexes are built again
+FORMAT = 16  # increases when chunks, terms, languages or the schema change, so that indexes are built again
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 DAMAGED = "damaged"  # an empty file that a search leaves, so that `soft-trainer index` makes the index again
@@ -50,17 +52,18 @@ CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, chan
                     count INTEGER, digest BLOB);
 CREATE TABLE contents (file INTEGER PRIMARY KEY, chunks TEXT, text BLOB);
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT, size INTEGER, changed INTEGER) WITHOUT ROWID;
-CREATE TABLE segments (id INTEGER PRIMARY KEY, lengths BLOB, owners BLOB, kinds BLOB, languages BLOB, traits BLOB);
+CREATE TABLE segments (id INTEGER PRIMARY KEY, lengths BLOB, owners BLOB, kinds BLOB, digests BLOB, languages BLOB,
+                       traits BLOB);
 CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB,
                        PRIMARY KEY (term, segment)) WITHOUT ROWID;
-CREATE TABLE vectors (file INTEGER PRIMARY KEY, digests BLOB, slots BLOB);
+CREATE TABLE vectors (first INTEGER PRIMARY KEY, digests BLOB);
 CREATE TABLE commits (number INTEGER PRIMARY KEY, id TEXT UNIQUE, date INTEGER, subject TEXT, functions TEXT);
 CREATE TABLE renames (old TEXT, number INTEGER, new TEXT, id TEXT, PRIMARY KEY (old, number)) WITHOUT ROWID;
 CREATE TABLE memory (numbers BLOB, lengths BLOB);
 CREATE TABLE commit_postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB,
                               PRIMARY KEY (term, segment)) WITHOUT ROWID;
 """
-_ARRAYS = {"lengths": "<u2", "owners": "<i4", "kinds": "u1", "languages": "<u2", "traits": "u1"}
+_ARRAYS = {"lengths": "<u2", "owners": "<i4", "kinds": "u1", "digests": "<i8", "languages": "<u2", "traits": "u1"}
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -90,8 +93,9 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
     """
     real = Path(real_folder(folder))
     for parent in (real, *real.parents):
-        if (place := default_index_dir(parent) / DATABASE).is_file():
-            return place.parent
+        place = default_index_dir(parent)
+        if (place / DATABASE).is_file() and (place / SETTINGS).is_file():  # the settings are written last
+            return place
     return None
 
 
@@ -133,13 +137,13 @@ def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator
     """Locks an index for writing or encoding. Yields False if the lock is taken and `wait` is False."""
     with open(os.open(index_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "w") as file:
         try:
-            if wait:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            else:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
-            return
+            if not wait:
+                yield False
+                return
+            print_on_main(f"another process is writing to {index_dir}; waiting for its end")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield True
 
 
@@ -386,6 +390,17 @@ def files_below(database: sqlite3.Connection, prefix: str = "") -> list[int]:
     return [file for (file,) in database.execute(query, (prefix,))]
 
 
+def indexed_path(database: sqlite3.Connection, path: str) -> str:
+    """Returns the path of the indexed file that a user means by a path, whose letters may be composed differently."""
+    path = storable(path)
+    query = "SELECT path FROM files WHERE path = ?"
+    if path.isascii() or database.execute(query, (path,)).fetchone():
+        return path
+    wanted = composed(path)
+    paths = (known for (known,) in database.execute("SELECT path FROM files"))
+    return next((known for known in paths if composed(known) == wanted), path)
+
+
 def compact(database: sqlite3.Connection) -> None:
     """Merges the segments and renumbers files and chunks if there are many segments or dead chunks."""
     segments = Segments(database)
@@ -410,19 +425,19 @@ def compact(database: sqlite3.Connection) -> None:
     # Files first get negative ids, so that no two files ever have the same id.
     database.execute("CREATE TEMP TABLE moves (new INTEGER, old INTEGER PRIMARY KEY)")
     database.executemany("INSERT INTO moves VALUES (?, ?)", enumerate(segments.ids.tolist()))
-    for table, key in (("files", "id"), ("contents", "file"), ("vectors", "file")):
+    for table, key in (("files", "id"), ("contents", "file")):
         database.execute(f"DELETE FROM {table} WHERE {key} NOT IN (SELECT old FROM moves)")
         database.execute(f"UPDATE {table} SET {key} = -1 - (SELECT new FROM moves WHERE old = {key})")
         database.execute(f"UPDATE {table} SET {key} = -1 - {key}")
     database.execute("DROP TABLE moves")
     insert_postings(database, 0, vocabulary, term, np.concatenate(chunk), np.concatenate(count))
-    insert_segment(database, 0, segments.lengths, segments.owners, segments.kinds, segments.languages, segments.traits)
+    insert_segment(database, 0, *(getattr(segments, name) for name in _ARRAYS))
 
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:
-    """Stores the arrays for ranking: each chunk's length, file and kind, and each file's language and traits."""
+    """Stores the arrays for ranking, in the order of `_ARRAYS`."""
     blobs = [np.asarray(array).astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
-    database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)", (number, *blobs))
+    database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", (number, *blobs))
 
 
 class Segments:
@@ -434,6 +449,7 @@ class Segments:
     Attributes:
         ids: each file's id in the database.
         lengths, owners, kinds: each chunk's number of terms, file and kind.
+        digests: the digest of each chunk's text, which identifies its embedding.
         languages, traits: each file's language and traits.
         firsts: each file's first chunk, followed by the number of chunks.
 
@@ -448,6 +464,7 @@ class Segments:
         self.lengths = self._column("lengths")
         self.owners = self._column("owners")
         self.kinds = self._column("kinds")
+        self.digests = self._column("digests")
         self.languages = self._column("languages")
         self.traits = self._column("traits").reshape(-1, len(TRAITS))
         stored_files = len(self.languages)
@@ -466,6 +483,7 @@ class Segments:
         self._numbers[stored] = np.arange(total)
         self.lengths = self.lengths[stored]
         self.kinds = self.kinds[stored]
+        self.digests = self.digests[stored]
         self.owners = np.repeat(np.arange(len(self.ids), dtype=np.int32), counts)
         self.languages = self.languages[self.ids]
         self.traits = self.traits[self.ids]
@@ -506,9 +524,9 @@ class Segments:
         """Returns the qualified names of chunks, or "" for chunks without a name."""
         query = "SELECT chunks FROM contents WHERE file = ?"
         found = []
-        for file, same in itertools.groupby(chunks.tolist(), lambda chunk: int(self.owners[chunk])):
-            places = json.loads(self.database.execute(query, (file,)).fetchone()[0])
-            found += [places[chunk - int(self.firsts[file])][2] for chunk in same]
+        for number, same in itertools.groupby(chunks.tolist(), lambda chunk: int(self.owners[chunk])):
+            places = json.loads(self.database.execute(query, (int(self.ids[number]),)).fetchone()[0])
+            found += [places[chunk - int(self.firsts[number])][2] for chunk in same]
         return found
 
     def joined(self, rows: list[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:

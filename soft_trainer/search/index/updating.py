@@ -174,7 +174,9 @@ def _write_segment(
     joined = partial(store.joined_arrays, batches)
     store.insert_postings(database, number, vocabulary, joined("term"), joined("chunk"), joined("count"))
     traits = np.array(list(chain.from_iterable(batch.traits for batch in batches))).reshape(-1, len(store.TRAITS))
-    store.insert_segment(database, number, joined("lengths"), owners, joined("kinds"), languages, traits)
+    store.insert_segment(
+        database, number, joined("lengths"), owners, joined("kinds"), joined("digests"), languages, traits
+    )
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:

@@ -1,8 +1,9 @@
-"""Stores embeddings as rows of an append-only float16 file. SQLite records how many rows are valid.
+"""Stores embeddings as rows of an append-only float16 file. SQLite has the digest of each row's text.
 
-A row is written before the transaction that refers to the row, and never changes afterwards. A killed process may
-leave rows that are never read, but no reader ever sees part of a row. Rows that no chunk uses are dropped the next
-time the file is rewritten under a new name.
+A chunk finds its embedding by the digest of its text, so the rows of texts that are gone, as after a change of branch,
+are used again when the texts come back. A row is written before the transaction that names its digest, and never
+changes afterwards. A killed process may leave rows that are never read, but no reader ever sees part of a row. If most
+rows are unused, the file is rewritten under a new name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import sqlite3
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -22,74 +25,91 @@ import numpy as np
 from soft_trainer.encoders.onnx import has_onnxruntime, lighter
 from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.errors import UserError
-from soft_trainer.search.index.store import get_meta, set_meta, transaction
+from soft_trainer.search.index.store import Segments, get_meta, set_meta, transaction
 from soft_trainer.terminal import LINE_SECONDS, Progress, duration, print_on_main
 
 # If the process is killed, the work since the last transaction is lost, which is a few seconds of work.
-FIRST_TEXTS = 32
+FIRST_TEXTS = 16
 COMMIT_TEXTS = 512
 COMMIT_SECONDS = 5.0
-SLOW_RATE = 20.0  # chunks per second, until the rate has been measured
-MAX_DEAD_SHARE = 0.05
+SPARE_ROWS = 16  # unused rows that a file may have in any case
 SAMPLE = 64  # the number of chunks on which `lightest` compares weights
-_DIGEST = 8
 ROWS_AT_ONCE = 1 << 14  # rows to convert to float32 at once, so that they stay in a processor's cache
 
 
-def embedded_text(path: str, name: str, text: str) -> str:
-    """Returns the text to embed for a chunk.
+def embedded_text(path: str, name: str, lines: list[bytes]) -> bytes:
+    """Returns the text to embed for a chunk with these lines.
 
     The text starts with the path and the name, because a method means little without its class.
     """
-    if name:
-        return f"{path} {name}\n{text}"
-    return f"{path}\n{text}"
+    title = f"{path} {name}" if name else path
+    return b"\n".join([title.encode(), *lines])
 
 
-def embed_chunks(database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, progress: bool) -> None:
-    """Encodes every chunk that has no embedding yet. After an interruption, the next call continues.
+def digest(embedded: bytes) -> int:
+    """Returns a text's digest, from -2^63 to 2^63 - 1."""
+    return int.from_bytes(blake2b(embedded, digest_size=8).digest(), "little", signed=True)
+
+
+def embed_chunks(
+    database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, progress: bool, seconds: float = math.inf
+) -> None:
+    """Encodes every text that has no embedding yet, for about so many seconds. The next call continues.
 
     Call `start_encoding` first. Other processes and threads may change the index at the same time, but only one
     process or thread may encode.
     """
     state = get_meta(database, "vectors")
-    # The rows of all encoded texts, keyed by digest, including texts from files that have changed or disappeared.
-    slots: dict[bytes, int] = {}
-    for digests, rows in database.execute("SELECT digests, slots FROM vectors"):
-        for place, row in enumerate(np.frombuffer(rows, "<i4").tolist()):
-            slots[digests[_DIGEST * place : _DIGEST * (place + 1)]] = row
-    size = FIRST_TEXTS
+    pending = _pending(database)
+    size = min(FIRST_TEXTS, COMMIT_TEXTS)
     total = unencoded(database)
+    deadline = time.perf_counter() + seconds
     with Progress("Encoding" if progress else None, total, "chunk") as bar:
-        while group := _pending(database, min(size, COMMIT_TEXTS)):
+        while group := list(islice(pending, size)):
             started = time.perf_counter()
-            count = _commit(database, index_dir, encoder, state, slots, group)
-            if count:
-                state["rate"] = count / max(time.perf_counter() - started, 1e-3)
-                size = max(FIRST_TEXTS, round(COMMIT_SECONDS * state["rate"]))
+            _commit(database, index_dir, encoder, state, group)
+            ended = time.perf_counter()
+            rate = len(group) / max(ended - started, 1e-3)
             first = bar.done == 0
-            bar.update(sum(len(chunks) for _, _, chunks in group))
-            left = (total - bar.done) / state.get("rate", SLOW_RATE)
+            bar.update(len(group))
+            left = (total - bar.done) / rate
             if progress and first and left > LINE_SECONDS:
                 faster = ""
                 if encoder.runtime == "torch" and not has_onnxruntime():
                     faster = ", or a third of that with the extra: pip install -c constraints.txt -e '.[onnx]'"
                 print_on_main(f"encoding {total:,} chunks takes about {duration(left)}{faster}")
-    with transaction(database):
-        database.execute("DELETE FROM vectors WHERE file NOT IN (SELECT id FROM files)")
+            if ended > deadline:
+                break
+            size = min(max(1, round(min(COMMIT_SECONDS, deadline - ended) * rate)), COMMIT_TEXTS)
+    (chunks,) = database.execute("SELECT coalesce(sum(count), 0) FROM files").fetchone()
+    if state["rows"] > 2 * chunks + SPARE_ROWS:
         state = _compacted(database, index_dir, state)
-        set_meta(database, "vectors", state)
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     for path in index_dir.glob("vectors-*.f16"):  # a reader keeps its file until the end
         if path != vector_file(index_dir, state["number"]):
             path.unlink(missing_ok=True)
 
 
-_WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
+def _digests(database: sqlite3.Connection) -> np.ndarray:
+    """Returns the digest of each row's text, int64[rows]."""
+    rows = database.execute("SELECT digests FROM vectors ORDER BY first")
+    return np.frombuffer(b"".join(blob for (blob,) in rows), "<i8")
+
+
+def rows_of(database: sqlite3.Connection, digests: np.ndarray) -> np.ndarray:
+    """Returns the row of each text's embedding, int64[n], or -1 for a text without one."""
+    known = _digests(database)
+    if not len(known):
+        return np.full(len(digests), -1)
+    order = np.argsort(known)
+    places = np.searchsorted(known, digests, sorter=order)
+    rows = order[np.minimum(places, len(known) - 1)]
+    return np.where(known[rows] == digests, rows, -1)
 
 
 def unencoded(database: sqlite3.Connection) -> int:
     """Counts the chunks without an embedding."""
-    return database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
+    return int((rows_of(database, Segments(database).digests) < 0).sum())
 
 
 def lightest(database: sqlite3.Connection, encoder: TextEncoder) -> TextEncoder:
@@ -133,17 +153,18 @@ def start_encoding(database: sqlite3.Connection, name: str, truncate_dim: int | 
 def _sample(database: sqlite3.Connection) -> list[str]:
     """Returns the texts of up to `SAMPLE` chunks from all over the index."""
     (files,) = database.execute("SELECT count(*) FROM files").fetchone()
-    step = max(1, files // SAMPLE)
+    rows = database.execute("SELECT path, chunks, text FROM files JOIN contents ON file = id")
     texts = []
-    for path, places, blob in database.execute("SELECT path, chunks, text FROM files JOIN contents ON file = id"):
-        step -= 1
-        if step:
-            continue
-        step = max(1, files // SAMPLE)
-        lines = zlib.decompress(blob).decode(errors="replace").split("\n")
-        for start, end, name in json.loads(places)[: 1 + SAMPLE // max(files, 1)]:
-            texts.append(embedded_text(path, name, "\n".join(lines[start - 1 : end])))
-    return texts[:SAMPLE]
+    for row in islice(rows, 0, None, max(1, files // SAMPLE)):
+        texts += islice(_embedded_texts(*row), 1 + SAMPLE // files)
+    return [text.decode(errors="replace") for text in texts[:SAMPLE]]
+
+
+def _embedded_texts(path: str, places: str, text: bytes) -> Iterator[bytes]:
+    """Yields the text to embed for each chunk of a file, given the file's row in the index."""
+    lines = zlib.decompress(text).split(b"\n")
+    for start, end, name in json.loads(places):
+        yield embedded_text(path, name, lines[start - 1 : end])
 
 
 def vector_file(index_dir: Path, number: int) -> Path:
@@ -151,54 +172,40 @@ def vector_file(index_dir: Path, number: int) -> Path:
     return index_dir / f"vectors-{number:06d}.f16"
 
 
-def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes, list[tuple[bytes, str, str]]]]:
-    """Returns the next files without embeddings, with about `count` chunks in total.
-
-    Returns:
-        For each file, the path, a digest of the content, and (digest, text, language) for each chunk.
-    """
-    query = f"SELECT path, digest, language, chunks, text FROM files JOIN contents ON file = id {_WITHOUT_VECTORS}"
-    group = []
-    for path, content, language, places, blob in database.execute(f"{query} ORDER BY id"):
-        lines = zlib.decompress(blob).decode(errors="replace").split("\n")
-        chunks = []
-        for start, end, name in json.loads(places):
-            text = embedded_text(path, name, "\n".join(lines[start - 1 : end]))
-            digest = blake2b(text.encode(errors="replace"), digest_size=_DIGEST).digest()
-            chunks.append((digest, text, language))
-        group.append((path, content, chunks))
-        count -= len(chunks)
-        if count <= 0:
-            break
-    return group
+def _pending(database: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
+    """Yields (digest, text, language) for each text without an embedding."""
+    query = "SELECT path, chunks, text, language FROM files JOIN contents ON file = id WHERE path = ?"
+    known = set(_digests(database).tolist())
+    before = -1
+    while len(known) > before:  # files may change in the meantime
+        before = len(known)
+        segments = Segments(database)
+        waiting = segments.owners[rows_of(database, segments.digests) < 0]
+        paths = segments.paths()
+        for number in dict.fromkeys(waiting.tolist()):
+            for *row, language in database.execute(query, (paths[number],)):
+                for text in _embedded_texts(*row):
+                    key = digest(text)
+                    if key not in known:
+                        known.add(key)
+                        yield key, text.decode(errors="replace"), language
 
 
 def _commit(
-    database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, state: dict, slots: dict, group: list
-) -> int:
-    """Encodes a group of files' new chunks and records them in one transaction. Returns the number of new chunks."""
-    new = {}
-    for _, _, chunks in group:
-        for digest, text, language in chunks:
-            if digest not in slots:
-                new[digest] = (text, language)
-    if new:
-        texts, languages = zip(*new.values(), strict=True)
-        vectors = (state["scale"] * encoder.encode(texts, "code", languages)).astype("<f2")
-        slots |= {digest: state["rows"] + place for place, digest in enumerate(new)}
-        _append(vector_file(index_dir, state["number"]), state["rows"], vectors)
-        state["rows"] += len(vectors)
-    rows = []
-    for path, content, own in group:
-        digests = [digest for digest, _, _ in own]
-        numbers = np.array([slots[digest] for digest in digests], "<i4")
-        rows.append((b"".join(digests), numbers.tobytes(), path, content))
+    database: sqlite3.Connection,
+    index_dir: Path,
+    encoder: TextEncoder,
+    state: dict,
+    group: list[tuple[int, str, str]],
+) -> None:
+    """Encodes a group of texts and records their embeddings in one transaction."""
+    digests, texts, languages = zip(*group, strict=True)
+    vectors = (state["scale"] * encoder.encode(texts, "code", languages)).astype("<f2")
+    _append(vector_file(index_dir, state["number"]), state["rows"], vectors)
     with transaction(database):
-        # If a file has changed or disappeared in the meantime, the index no longer has this digest.
-        query = "INSERT OR REPLACE INTO vectors SELECT id, ?, ? FROM files WHERE path = ? AND digest = ?"
-        database.executemany(query, rows)
+        database.execute("INSERT INTO vectors VALUES (?, ?)", (state["rows"], np.array(digests, "<i8").tobytes()))
+        state["rows"] += len(group)
         set_meta(database, "vectors", state)
-    return len(new)
 
 
 def _append(path: Path, row: int, vectors: np.ndarray) -> None:
@@ -212,20 +219,19 @@ def _append(path: Path, row: int, vectors: np.ndarray) -> None:
 
 
 def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> dict:
-    """Copies the embeddings in use to a new file if enough of the old file is unused. Returns the new state."""
-    rows = database.execute("SELECT file, slots FROM vectors ORDER BY file").fetchall()
-    used = np.unique(np.frombuffer(b"".join(slots for _, slots in rows), "<i4"))
-    if len(used) >= state["rows"] * (1 - MAX_DEAD_SHARE) - 16:
-        return state
+    """Copies the embeddings in use to a new file. Returns the new state."""
     old = open_vectors(index_dir, state)
+    digests = _digests(database)
+    used = np.flatnonzero(np.isin(digests, Segments(database).digests))
     state = state | {"number": state["number"] + 1, "rows": len(used)}
     path = vector_file(index_dir, state["number"])
     path.unlink(missing_ok=True)
     for start in range(0, len(used), 65_536):
         _append(path, start, np.asarray(old[used[start : start + 65_536]]))
-    for file, slots in rows:
-        moved = np.searchsorted(used, np.frombuffer(slots, "<i4")).astype("<i4")
-        database.execute("UPDATE vectors SET slots = ? WHERE file = ?", (moved.tobytes(), file))
+    with transaction(database):
+        database.execute("DELETE FROM vectors")
+        database.execute("INSERT INTO vectors VALUES (0, ?)", (digests[used].tobytes(),))
+        set_meta(database, "vectors", state)
     return state
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import defaultdict
 from functools import lru_cache
 
@@ -25,6 +26,11 @@ STOP_WORDS = frozenset(
 _BLANKS = bytes(byte if WORD.match(chr(byte)) else ord(" ") for byte in range(128)).ljust(256)
 
 
+def composed(text: str) -> str:
+    """Returns the text in Unicode's form NFC, so that an accented letter is one character however it was stored."""
+    return unicodedata.normalize("NFC", text)
+
+
 def source_words(source: bytes) -> list[str]:
     """Splits source code into words.
 
@@ -32,7 +38,7 @@ def source_words(source: bytes) -> list[str]:
     """
     if source.isascii():
         return source.translate(_BLANKS).decode().split()
-    return WORD.findall(source.decode(errors="replace"))
+    return WORD.findall(composed(source.decode(errors="replace")))
 
 
 @lru_cache(maxsize=50_000)
@@ -78,7 +84,7 @@ def is_unspaced(text: str) -> bool:
 def telling_terms(text: str) -> list[str]:
     """Returns a text's terms in order, without stop words."""
     found = []
-    for word in WORD.findall(text):
+    for word in WORD.findall(composed(text)):
         if word.lower() not in STOP_WORDS:
             found += terms(word)
     return found

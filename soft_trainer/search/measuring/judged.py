@@ -137,7 +137,7 @@ def documentation_queries(folder: str, output_dir: str, count: int) -> list[Judg
         UserError: no function has documentation.
     """
     queries = []
-    for path in list_tree(folder).files:
+    for path in sorted(list_tree(folder).files):
         source = read_text(folder, path)
         if isinstance(source, str) or (language := language_of(path, source)) not in SOURCE_LANGUAGES:
             continue

@@ -36,6 +36,7 @@ class SearchResult:
         text: the text of the lines.
         commits: the commits that changed the chunk and whose subjects resemble the query.
         weak: True if the result may match by chance: its file contains a single word of the query, or none.
+        also_in: the locations of copies of the function or class that rank lower, such as `src/dates.py:12`.
     """
 
     path: str
@@ -47,6 +48,7 @@ class SearchResult:
     text: str
     commits: tuple[Commit, ...] = ()
     weak: bool = False
+    also_in: tuple[str, ...] = ()
 
     def as_dict(self) -> dict:
         """Returns the fields as a dict, for `--json`."""

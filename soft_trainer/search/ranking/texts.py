@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os.path import commonprefix
+from typing import NamedTuple
 
 import numpy as np
 
 from soft_trainer.search.index.store import TRAITS, Segments
-from soft_trainer.search.ranking.ranking import Query, Scores, ordering, parse_query
+from soft_trainer.search.index.words import WORD
+from soft_trainer.search.ranking.ranking import DISCOUNTS, Query, Scores, ordering, parse_query
 
 NEAR = 10  # a file of rank r scores 1 / (NEAR + r); a larger number brings the first ranks closer together
 SAME_NAME = 3  # a path that matches more files is ignored
@@ -39,6 +41,14 @@ _ERROR = re.compile(
     r"|(\S+: )?error(\[\w+\])?: |(\[ERROR\] )?\S+\.\w+[:(]\[?\d+[:,]\d+|[\w.:]*(Error|Exception)\b)",
     re.MULTILINE,
 )
+# A line of a stack trace with a path and a line number, with the function on the line above (Go, Rust) and the source
+# code below (Python).
+_FRAME = re.compile(
+    r'^((?: *\d+: .*\n)?[ \t]*(?:File "|at |from |#\d+ |(?=\S+:\d+:in )).*?|.*\n\t(?=\S+\.go:))'
+    r'(?<![\w./\\-])([\w./\\-]+)(?:", line |:line |[:(])(\d{1,9})(.*)(?:\n {4,}(?!at |File |\d+: ).*){0,2}',
+    re.MULTILINE,
+)
+_LINE = re.compile(r"^.*\S", re.MULTILINE)
 _LETTERS_OF_PATHS = re.compile(r"[\w./\\-]+")
 _PATH = re.compile(r"[\w./\\-]*\w\.\w+")  # only tried at the start of such letters: elsewhere it takes quadratic time
 
@@ -57,7 +67,7 @@ def failure_first(text: str) -> str:
 
     Other texts stay as they are. An issue that quotes a failure begins with a title, which says more than the error.
     """
-    pasted = text.strip()
+    pasted = text.strip().replace("\r\n", "\n")
     first, _, output = pasted.partition("\n")
     if not _COMMAND.fullmatch(first.strip()):
         output = pasted
@@ -93,7 +103,9 @@ def fuse(
         shares += _shares_of_best(chunks, segments)
     order = [file for file in named if total[file] > 0]
     total[order] += 1 / (NEAR + 1 + np.arange(len(order)))
+    # The discounts in each ranking hardly count after the fusion, which looks only at ranks.
     total *= 1 + (queries[0].test_factor - 1) * segments.traits[:, TRAITS.index("test")]
+    total *= 1 - DISCOUNTS["text"] * segments.traits[:, TRAITS.index("text")]
     return Scores(total, _shares_of_best(shares, segments), any(one.matched for one in scores), scores[-1].containing)
 
 
@@ -109,17 +121,66 @@ def named_files(text: str, segments: Segments) -> list[int]:
     The last line of a traceback is nearest to the error. A path may contain folders that are not in the index, such as
     `/usr/lib/python3/site-packages/requests/models.py`.
     """
+    mentioned = filter(None, map(_PATH.match, _LETTERS_OF_PATHS.findall(text)))
+    paths = [re.split(r"[/\\]", path[0]) for path in mentioned]
+    found = []
+    for files in files_at(paths[::-1], segments):
+        if len(files) <= SAME_NAME:
+            found += files
+    return list(dict.fromkeys(found))
+
+
+def files_at(paths: Iterable[Sequence[str]], segments: Segments, least: int = 1) -> Iterator[list[int]]:
+    """Yields the numbers of the files that share the longest end of each path.
+
+    Args:
+        paths: folders and a file name each.
+        least: the number of names that must be the same, unless the path or the file's path has fewer.
+    """
     places = [path.split("/")[::-1] for path in segments.paths()]
     same_name = defaultdict(list)
     for number, place in enumerate(places):
         same_name[place[0]].append(number)
+    for path in paths:
+        candidates = same_name.get(path[-1], [])
+        shared = {number: len(commonprefix([path[::-1], places[number]])) for number in candidates}
+        best = [number for number in candidates if shared[number] == max(shared.values())]
+        yield [number for number in best if shared[number] >= min(least, len(path), len(places[number]))]
+
+
+class Frame(NamedTuple):
+    """A line of a stack trace.
+
+    Args:
+        path: the folders and the name of a file.
+        line: the line number in the file.
+        words: the words of the line besides the path, such as the function's name.
+    """
+
+    path: list[str]
+    line: int
+    words: set[str]
+
+
+def frames(text: str) -> list[Frame]:
+    """Returns the frames of a stack trace, innermost first, or [] if fewer than half of a text's lines are frames.
+
+    An issue that quotes a traceback has fences around it, or its heading, which `failure_first` removes from others.
+    """
+    if (
+        _HEADING.strip() in text
+        or "```" in text
+        or 2 * len(_LINE.findall(_FRAME.sub("", text))) > len(_LINE.findall(text))
+    ):
+        return []
+    outer, _, cause = text.rpartition("\nCaused by: ")  # in Java
     found = []
-    paths = filter(None, map(_PATH.match, _LETTERS_OF_PATHS.findall(text)))
-    for path in reversed(list(paths)):
-        wanted = re.split(r"[/\\]", path[0])[::-1]
-        candidates = same_name.get(wanted[0], [])
-        shared = [len(commonprefix([wanted, places[number]])) for number in candidates]
-        best = [number for number, size in zip(candidates, shared, strict=True) if size == max(shared)]
-        if len(best) <= SAME_NAME:
-            found += best
-    return list(dict.fromkeys(found))
+    for match in _FRAME.finditer(f"{cause}\n{outer}"):
+        before, location, line, after = match.groups()
+        path = re.split(r"[/\\]", location)
+        if len(path) == 1:  # Java names the package, class and method instead of folders
+            path = [*WORD.findall(re.sub(r"\$\w*", "", before))[:-2], location]
+        found.append(Frame(path, int(line), set(WORD.findall(before + after))))
+    if 'File "' in text:
+        found.reverse()
+    return found

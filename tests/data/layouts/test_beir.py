@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from soft_trainer.evaluation.retrieval import rank_corpus
 from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.evaluation_sets import load_evaluation_sets
-from soft_trainer.run.record import split_sets
 from soft_trainer.run.rows import load_data
 
 
@@ -79,8 +77,7 @@ def test_a_folder_is_the_rows_of_a_run(folder):
     data = load_data(arguments, EncoderProfile(), needed=("train", "test", "codebase"))
     assert data["train"].judgments.pairs().tolist() == [[0, 0]]
     assert data["train"].corpus["code"][:] == ["f return x + 1"] and len(data["test"].corpus) == 4
-    (evaluated,) = split_sets(SimpleNamespace(do_eval=True, do_predict=True), data)
-    assert evaluated.name == "test" and evaluated.split.judgments.relevant.nnz == 3
+    assert [*data] == ["train", "test"] and data["test"].judgments.relevant.nnz == 3
     with refused("no rows of valid"):
         load_data(arguments, EncoderProfile(), needed=("train", "valid"))
     with refused("push_data_to_hub can push only pairs of a query and a function, but train has judgments"):

@@ -7,7 +7,7 @@ from trees import write_tree
 
 from soft_trainer import terminal
 from soft_trainer.encoders.text_encoder import open_encoder
-from soft_trainer.search import CodeIndex
+from soft_trainer.search import CodeIndex, code_index
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.ranking import ranking
 
@@ -34,44 +34,31 @@ def test_only_new_texts_are_encoded(tree, stub):
     assert len(stub.encoded) == 1 and "brand_new" in stub.encoded[0]
 
 
-def test_a_renamed_file_is_not_encoded_again_though_the_index_is_tidied(tree, stub, monkeypatch):
-    text = "\n\n\n\n".join(f"def f{k}(x):\n    y = x + {k}\n    return y" for k in range(200))
-    write_tree(tree, {"many.py": text})
-    index = CodeIndex.build(tree, model="stub")
-    stub.encoded.clear()
-    monkeypatch.setattr(vectors, "embedded_text", lambda path, name, text: text)
-    write_tree(tree, {"many.py": text + "\n\n\n\ndef g(x):\n    return x\n"})
-    index.update()
-    again = len(stub.encoded)
-    stub.encoded.clear()
-    (tree / "many.py").rename(tree / "other.py")
-    index.update()
-    assert again == 201 and not stub.encoded
-    assert store.count_stored(index.database)[0] == len(store.files_below(index.database))
-
-
-def test_segments_do_not_pile_up_while_the_encoder_is_gone(tree, stub, monkeypatch):
-    index = CodeIndex.build(tree, model="stub")
-    monkeypatch.setattr(store, "MAX_SEGMENTS", 3)
-    for number in range(9):
-        write_tree(tree, {"new.py": f"def brand_new_{number}(): pass\n"})
-        index.refresh(encode=False)
-        assert store.count_segments(index.database) <= 3
-    assert index.search("brand_new_8")[0].path == "new.py"
-
-
-def test_a_search_encodes_what_takes_a_second_and_no_more(tree, stub):
-    index = CodeIndex.build(tree, model="stub")
-    state = store.get_meta(index.database, "vectors")
-    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    remedy = f"12 of 13 chunks have embeddings; `soft-trainer index {tree}` encodes the others"
-    for rate, notices in ((0.5, [remedy]), (20, [])):
-        store.set_meta(index.database, "vectors", state | {"rate": rate})
+@pytest.mark.parametrize("tidied", [False, True])
+def test_a_branch_that_comes_back_has_its_embeddings(tree, stub, monkeypatch, tidied):
+    monkeypatch.setattr(store, "MAX_DEAD_SHARE", -1 if tidied else 100)
+    branches = [{f"m{n}.py": f"def on_{branch}_{n}(): pass\n" for n in range(9)} for branch in ("main", "other")]
+    index = CodeIndex.build(write_tree(tree, branches[0]), model="stub")
+    for number, encoded in enumerate((9, 0, 0), 1):
         stub.encoded.clear()
-        index.notices.clear()
+        write_tree(tree, branches[number % 2])
         index.refresh()
-        assert index.search("brand_new")[0].path == "new.py"
-        assert index.notices == notices and bool(stub.encoded) != bool(notices)
+        assert len(stub.encoded) == encoded and index.statistics()["encoded"] == index.statistics()["chunks"]
+    with CodeIndex.build(tree, tree.parent / "fresh", model="stub") as fresh:
+        for query in ("on_other_3", BACKWARDS, "a function on a branch"):
+            assert index.search(query) == fresh.search(query)
+
+
+def test_a_search_encodes_for_two_seconds_and_the_rest_comes_after_it(tree, stub, monkeypatch):
+    index = CodeIndex.build(tree, model="stub")
+    write_tree(tree, {"new.py": "\n\n\n\n".join(f"def brand_new_{n}():\n    a = {n}\n    b = a" for n in range(99))})
+    monkeypatch.setattr(code_index, "MAX_WAIT", 0)  # as if the first texts took two seconds
+    index.refresh()
+    assert index.search("brand_new_7")[0].path == "new.py"
+    assert index.notices == [f"28 of 111 chunks have embeddings; `soft-trainer index {tree}` encodes the others"]
+    index.notices.clear()
+    index.encode(wait=False)
+    assert index.search("brand_new_7")[0].path == "new.py" and not index.notices
 
 
 def test_words_change_while_chunks_are_encoded(tree, stub, monkeypatch):
@@ -201,7 +188,7 @@ def test_the_file_of_embeddings_does_not_grow(tree, stub):
         index.update()
     files = list(index.index_dir.glob("vectors-*"))
     assert len(files) == 1
-    assert files[0].stat().st_size <= 1.1 * index.statistics()["chunks"] * 16 * 2 + 16 * 32
+    assert files[0].stat().st_size <= 2.1 * index.statistics()["chunks"] * 16 * 2 + 16 * 32
     with index.snapshot() as snapshot:  # every chunk still has its own embedding
         values = index.similarity_to("def f19_3(x):\n    y = x + 19\n    return y", snapshot)
     assert not np.isnan(values).any()

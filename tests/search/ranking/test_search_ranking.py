@@ -12,7 +12,7 @@ UPLOADS = '''
 
     from hub import connection, folder, retry, upload
 
-    MESSAGE = "an upload failed; retry"
+    MESSAGE = "an upload has failed; retry"
 
     def delay():
         return 2.0
@@ -90,7 +90,7 @@ def test_the_head_of_a_class_comes_first_for_its_name_alone(tmp_path):
 
 
 def test_of_files_that_score_the_same_the_first_are_shown(tmp_path):
-    files = {f"f{number:02}.py": "def upload(path):\n    return path\n" for number in range(40)}
+    files = {f"f{number:02}.py": f"def upload(path):\n    return path{number}\n" for number in range(40)}
     files["g.py"] = "def upload(path, path_of_upload):\n    return upload\n"
     index = CodeIndex.build(write_tree(tmp_path / "tree", files))
     whole = [result.path for result in index.search("upload", limit=100)]
@@ -98,6 +98,39 @@ def test_of_files_that_score_the_same_the_first_are_shown(tmp_path):
     assert tied == sorted(files)[:40]
     for limit in (1, 2, 7, 30):
         assert [result.path for result in index.search("upload", limit=limit)] == whole[:limit]
+
+
+STUBS = """
+class Sender:
+    @overload
+    def upload(self, path: str) -> str: ...
+
+    @overload
+    def upload(self, path: bytes) -> bytes:
+        ...
+"""
+UPLOAD = """
+    def upload(self, path):
+        return path.upload(upload)
+"""
+
+
+def test_copies_and_stubs_give_way(tmp_path, command):
+    files = {
+        "sender.py": STUBS + UPLOAD,
+        "sender.pyi": STUBS.replace("@overload", "@abstractmethod"),
+        "src/copy.py": "class Copy:\n    size = 1\n    speed = 2\n    times = 3\n" + UPLOAD,
+        "src/deep/copy.py": "def upload(self, path):\n    return path.upload(upload)\n",
+        "other.py": "def upload_all(paths):\n    return [upload(path) for path in paths]\n",
+    }
+    tree = write_tree(tmp_path / "tree", files)
+    results = CodeIndex.build(tree).search("upload")
+    assert (results[0].path, results[0].name, results[0].start_line) == ("sender.py", "Sender.upload", 9)
+    assert results[0].also_in == ("src/copy.py:6", "src/deep/copy.py:1")
+    assert {result.path for result in results[1:]} == {"other.py", "sender.py", "sender.pyi"}
+    assert not any(result.also_in for result in results[1:])
+    out = command("search", "--folder", tree, "upload", "-n", "2")[1]
+    assert "        also in src/copy.py:6, src/deep/copy.py:1\n\n" in out
 
 
 @pytest.mark.parametrize("folder", ["third_party", "src/3rdparty", "vendored", "node_modules", "a/_vendor"])

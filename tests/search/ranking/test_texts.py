@@ -9,7 +9,7 @@ from trees import write_tree
 from soft_trainer.search import CodeIndex, Search
 from soft_trainer.search.index.words import stem
 from soft_trainer.search.ranking.ranking import MAX_WORDS, parse_query
-from soft_trainer.search.ranking.texts import failure_first, named_files, parse_text
+from soft_trainer.search.ranking.texts import failure_first, frames, named_files, parse_text
 
 SEND = "def send(request):\n    return adapter(request)\n"
 FILES = {
@@ -62,7 +62,9 @@ def test_files_that_a_text_names(index, text, paths):
         assert [known[number] for number in named_files(text, snapshot.segments)] == paths
 
 
-@pytest.mark.parametrize("text", ["x\n" + "a" * 100_000, "x\n" + "a/" * 50_000, ".".join(["Parser"] * 50_000)])
+@pytest.mark.parametrize(
+    "text", ["x\n" + "a" * 100_000, "x\n" + "a/" * 50_000, ".".join(["Parser"] * 50_000), "in " * 50_000]
+)
 def test_long_texts_without_spaces_take_little_time(index, text):
     started = time.process_time()
     index.search(text)
@@ -96,6 +98,14 @@ def test_tests_come_late_unless_the_first_line_speaks_of_tests(index):
     text = "stream of iter content is cut\n\ntest_iter_content and response.raw.stream fail: assert iter_content"
     assert index.search(text)[0].path == "src/requests/models.py"
     assert index.search(f"A test of {text}")[0].path == "tests/test_models.py"
+
+
+def test_pages_come_after_code(tmp_path):
+    files = {"src/a/b.py": "def cut(stream):\n    return stream.content\n", "other.py": "def f():\n    return 1\n"}
+    files["docs/stream.md"] = "# Stream\n\nThe stream of iter content is cut: read the content again, and again.\n"
+    index = CodeIndex.build(write_tree(tmp_path / "tree", files))
+    text = "stream of iter content is cut\n\nIt is cut: I read the content of the stream again, and again.\n"
+    assert [result.path for result in index.search(text)] == ["src/a/b.py", "docs/stream.md"]
 
 
 def test_a_text_without_a_known_word_finds_nothing(index):
@@ -172,3 +182,148 @@ def test_a_traceback_is_searched_without_its_heading():
     assert failure_first(f"{heading}\n{frames}").strip() == frames.strip()
     assert failure_first(f"$ python run.py\n{heading}\n{frames}").strip() == frames.strip()
     assert failure_first(TRACEBACK) == TRACEBACK
+
+
+PYTHON = """Traceback (most recent call last):
+  File "/home/me/run.py", line 3, in <module>
+    total(["1", "x"])
+    ~~~~~^^^^^^^^^^^^
+  File "/usr/lib/python3/site-packages/shop/prices.py", line 8, in total
+    return sum(map(cents, lines))
+  File "/usr/lib/python3/site-packages/shop/prices.py", line 4, in cents
+    return json.loads(text)
+  File "/usr/lib/python3.12/json/__init__.py", line 346, in loads
+    return _default_decoder.decode(s)
+json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)
+"""
+# What the programs print, and the first frame in the tree below.
+TRACES = {
+    "python": (PYTHON, "src/shop/prices.py", "cents"),
+    "windows": (PYTHON.replace("/", "\\").replace("\n", "\r\n"), "src/shop/prices.py", "cents"),
+    "moved": (PYTHON.replace("line 4,", "line 400,"), "src/shop/prices.py", "cents"),
+    "java": (
+        """Exception in thread "main" java.lang.IllegalStateException: no total
+\tat org.acme.shop.Main.main(Main.java:9)
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+Caused by: java.lang.NumberFormatException: For input string: "x"
+\tat java.base/java.lang.Integer.parseInt(Integer.java:652)
+\tat org.acme.util.Text$Line.lambda$cents$0(Text.java:5)
+\t... 1 more
+""",
+        "src/main/java/org/acme/util/Text.java",
+        "Text.Line.cents",
+    ),
+    "node": (
+        """/home/me/shop/lib/prices.js:3
+    throw new TypeError("no price");
+    ^
+
+TypeError: no price
+    at cents (/home/me/shop/lib/prices.js:3:11)
+    at Array.map (<anonymous>)
+    at Object.<anonymous> (file:///home/me/shop/index.js:2:9)
+    at Module._compile (node:internal/modules/cjs/loader:1105:14)
+    at Module._extensions..js (node:internal/modules/cjs/loader:1159:10)
+    at Module.load (node:internal/modules/cjs/loader:981:32)
+    at node:internal/main/run_main_module:17:47
+""",
+        "lib/prices.js",
+        "cents",
+    ),
+    "go": (
+        """panic: runtime error: index out of range [1] with length 1
+
+goroutine 1 [running]:
+acme.org/shop/prices.(*Line).Cents(...)
+\t/home/me/shop/prices/line.go:60
+main.main()
+\t/home/me/shop/main.go:9 +0x1d
+exit status 2
+""",
+        "prices/line.go",
+        "Line.Cents",
+    ),
+    "rust": (
+        """thread 'main' (58) panicked at library/core/src/result.rs:2:25:
+called `Result::unwrap()` on an `Err` value: ParseIntError { kind: InvalidDigit }
+stack backtrace:
+   0: core::result::unwrap_failed
+             at /rustc/59807616e1/library/core/src/result.rs:1867:5
+   1: shop::amounts::cents
+             at ./src/amounts.rs:2:25
+   2: shop::main
+             at ./src/main.rs:4:5
+""",
+        "src/amounts.rs",
+        "cents",
+    ),
+    "ruby": (
+        """/usr/lib/ruby/3.1.0/uri/common.rb:3:in `decode': invalid (ArgumentError)
+\tfrom lib/shop/amounts.rb:3:in `cents'
+\tfrom app.rb:3:in `<main>'
+""",
+        "lib/shop/amounts.rb",
+        "Shop.cents",
+    ),
+    "php": (
+        """PHP Fatal error:  Uncaught InvalidArgumentException: no price in /usr/share/php/Number.php:6
+#0 /home/me/shop/src/Prices.php(4): Number->parse()
+#1 /home/me/shop/run.php(3): Prices->total()
+#2 {main}
+""",
+        "src/Prices.php",
+        "Prices.cents",
+    ),
+    "csharp": (
+        """Unhandled exception. System.FormatException: no price
+   at System.Int32.Parse(String s)
+   at Acme.Prices.Cents(String s) in /_/src/Acme/Prices.cs:line 4
+   at Program.Main(String[] args) in /home/me/Program.cs:line 5
+""",
+        "src/Acme/Prices.cs",
+        "Prices.Cents",
+    ),
+}
+TRACED = {
+    "src/shop/prices.py": "import json\n\ndef cents(text):\n    return json.loads(text)\n\n\ndef total(lines):\n"
+    "    return sum(map(cents, lines))\n",
+    "src/shop/__init__.py": "def run():\n    return 1\n",
+    "src/main/java/org/acme/util/Text.java": "package org.acme.util;\nclass Text {\n  static class Line {\n"
+    "    int cents(String s) {\n      return Integer.parseInt(s);\n    }\n  }\n}\n",
+    "src/main/java/org/acme/Text.java": "package org.acme;\nclass Text {\n  int total() {\n    return 1;\n  }\n}\n",
+    "lib/prices.js": "function cents(text) {\n  if (!text)\n    throw new TypeError('no price');\n}\n",
+    "index.js": "const prices = require('./lib/prices');\n[null].map(prices.cents);\n",
+    "prices/line.go": "package prices\n\nfunc (l *Line) Text() int {\n\treturn 1\n}\n\n"
+    "func (l *Line) Cents() int {\n\treturn l.parts[1]\n}\n\nfunc (l *Line) Total() int {\n\treturn 2\n}\n",
+    "src/amounts.rs": "pub fn cents(text: &str) -> i64 {\n    text.parse::<i64>().unwrap()\n}\n",
+    "src/main.rs": "fn main() {\n    println!(amounts::cents(1));\n}\n",
+    "lib/shop/amounts.rb": "module Shop\n  def cents(text)\n    decode(text)\n  end\nend\n",
+    "src/Prices.php": "<?php\nclass Prices {\n  function cents($s) {\n    return Number::parse($s);\n  }\n}\n",
+    "src/Acme/Prices.cs": "class Prices {\n  int Cents(string s)\n  {\n    return int.Parse(s);\n  }\n}\n",
+}
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traced")
+    members = []
+    for name, files in (("tree", TRACED), ("other", FILES)):
+        members.append(CodeIndex.build(write_tree(folder / name, files), folder / f"{name}.index", model="none"))
+    return Search(members)
+
+
+@pytest.mark.parametrize(("text", "path", "name"), TRACES.values(), ids=TRACES)
+def test_a_stack_trace_begins_at_its_innermost_frame_in_the_tree(traced, text, path, name):
+    results = traced.search(text)
+    assert (results[0].path, results[0].name) == (f"tree/{path}", name)
+    scores = [result.score for result in results]
+    assert scores == sorted(scores, reverse=True)
+    assert f"tree/{path}" not in [result.path for result in traced.search(text, path="other/**")]
+
+
+@pytest.mark.parametrize("text", [trace[0] for trace in TRACES.values()], ids=TRACES)
+def test_an_issue_that_quotes_a_stack_trace_is_no_trace(text):
+    assert frames(failure_first(text))
+    assert not frames(failure_first(f"Prices are wrong\n\n```\n{text}```\n"))
+    prose = "It says this when I sum my prices:\n\n" + "and more\n" * text.count("\n")
+    assert not frames(failure_first(prose + text))

@@ -211,6 +211,14 @@ def test_the_extra_is_named_where_it_is_missing(tree, monkeypatch):
         tools.tool_server(ServedIndex(Search([CodeIndex.build(tree)])))
 
 
+ODD_QUERIES = [
+    ("parse \ud83d date", "parse_date"),  # half a surrogate pair
+    ("\udce9", "Nothing found."),
+    ("parse \U0001f600 date \ud83d\ud83d", "parse_date"),
+    ("\\ud83d date", "parse_date"),
+]
+
+
 @pytest.fixture
 def command_line(tree, tmp_path):
     CodeIndex.build(tree, tmp_path / "index").close()
@@ -254,6 +262,15 @@ def test_malformed_messages_and_a_client_that_dies(command_line):
         server.stdin.flush()
         while json.loads(line := server.stdout.readline()).get("id") != 1:
             assert line
+        server.stdin.write('{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
+        for number, (query, found) in enumerate(ODD_QUERIES, 2):
+            call = {"name": "search", "arguments": {"query": query}}
+            server.stdin.write(
+                json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": call}) + "\n"
+            )
+            server.stdin.flush()
+            answer = json.loads(server.stdout.readline())
+            assert answer["id"] == number and found in answer["result"]["content"][0]["text"]
         server.stdout.close()  # the client is gone
         server.stdin.close()
         assert server.wait(20) in (0, 1)

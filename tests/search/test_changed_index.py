@@ -1,0 +1,181 @@
+"""After any sequence of changes to a tree, its index answers as an index made afresh does."""
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pygit2
+import pytest
+
+from soft_trainer.search import CodeIndex, Search
+from soft_trainer.search.commits import memory, reading
+from soft_trainer.search.index import store
+
+LIBRARY = Path(os.__file__).parent
+NOT_COPIED = {"test", "tests", "idle_test", "site-packages", "__pycache__"}
+NEW_CLASS = (
+    '\n\nclass Added{n}:\n    """Counts the visitors of page {n}."""\n\n    def run(self):\n        return {n}\n'
+)
+NEW_FUNCTION = "def added_{n}(visitors):\n    return len(visitors) + {n}\n\n\n"
+
+
+class Tree:
+    """A part of the standard library in a git repository, which is changed at random."""
+
+    def __init__(self, folder, seed, files, largest):
+        self.folder = folder
+        self.random = random.Random(seed)
+        found = []
+        for path in sorted(LIBRARY.rglob("*.py")):
+            inside = path.relative_to(LIBRARY)
+            if NOT_COPIED.isdisjoint(inside.parts) and 400 < path.stat().st_size < largest:
+                found.append(inside)
+        for path in self.random.sample(found, files):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(LIBRARY / path, folder / path)
+        self.git = pygit2.init_repository(folder, initial_head="main")
+        self.number = 0
+        self.commit()
+        self.git.create_branch("other", self.git.get(self.git.head.target))
+
+    def files(self):
+        return sorted(path for path in self.folder.rglob("*.py"))
+
+    def change(self):
+        """Makes one small change. Returns the changed file and its neighbours."""
+        self.number += 1
+        actions = [self.write, self.write, self.append, self.rename, self.remove, self.add, self.move, self.switch]
+        path = self.random.choice(self.files())
+        changed = self.random.choice([*actions, self.commit])(path) or path
+        files = self.files()
+        place = min(sum(path < changed for path in files), len(files) - 1)
+        return files[max(place - 1, 0) : place + 2]
+
+    def write(self, path):
+        lines = path.read_text(errors="replace").splitlines(keepends=True)
+        starts = [place for place, line in enumerate(lines) if line.startswith(("def ", "class "))]
+        place = self.random.choice(starts or [len(lines)])
+        path.write_text("".join([*lines[:place], NEW_FUNCTION.format(n=self.number), *lines[place:]]))
+
+    def append(self, path):
+        with open(path, "a") as file:
+            file.write(NEW_CLASS.format(n=self.number))
+
+    def rename(self, path):
+        return path.rename(path.with_name(f"{self.random.choice('az')}{self.number}.py"))
+
+    def remove(self, path):
+        path.unlink()
+
+    def add(self, path):
+        new = path.with_name(f"{self.random.choice('az')}{self.number}.py")
+        new.write_text(NEW_FUNCTION.format(n=self.number) + NEW_CLASS.format(n=self.number))
+        return new
+
+    def move(self, path):
+        if path.parent == self.folder:
+            return self.rename(path)
+        moved = path.parent.rename(path.parent.with_name(f"{self.random.choice('az')}{self.number}"))
+        return moved / path.name
+
+    def commit(self, path=None):
+        self.git.index.add_all()
+        self.git.index.write()
+        person = pygit2.Signature("Ann", "ann@example.org", 1_700_000_000 + 3600 * self.number)
+        parents = [] if self.git.head_is_unborn else [self.git.head.target]
+        subject = f"Count the visitors of {path and path.stem}, change {self.number}"
+        self.git.create_commit("HEAD", person, person, subject, self.git.index.write_tree(), parents)
+
+    def switch(self, path):
+        self.commit(path)
+        branch = {"main": "other", "other": "main"}[self.git.head.shorthand]
+        self.git.checkout(f"refs/heads/{branch}", strategy=pygit2.GIT_CHECKOUT_FORCE)
+
+
+def names_in(index, files, tree):
+    """Returns the names of the definitions in some files, with a random line of each file."""
+    names = []
+    lines = []
+    for file in files:
+        text = file.read_text(errors="replace")
+        lines.append(tree.random.choice([line for line in text.split("\n") if len(line) > 20] or ["a line"]))
+        found = index.search(file.stem, 1000, path=str(file.relative_to(tree.folder)))
+        names += sorted({result.name for result in found if result.name})
+    return tree.random.sample(names, min(len(names), 8)), lines
+
+
+def check(tree, index, fresh, near):
+    """Compares an index with a fresh one, for all kinds of searches near the latest change."""
+    names, lines = names_in(fresh, near, tree)
+    folders = sorted({file.parent for file in tree.files()} - {tree.folder})
+    parts = tree.random.sample(folders, 2)
+    both = [(index, fresh)]
+    for folders in (parts[:1], parts[1:], parts):
+        opened = [[CodeIndex.open(one.index_dir, folder) for folder in folders] for one in (index, fresh)]
+        both.append(tuple(map(Search, opened)))
+    for old, new in both:
+        for query in [*names, *lines, *(name.rsplit(".", 1)[-1] for name in names), "count the visitors of a page"]:
+            assert old.search(query) == new.search(query)
+        for name in names:
+            assert old.search("visitors self value", 50, name=name) == new.search("visitors self value", 50, name=name)
+        pattern = f"{near[0].parent.name}/**"
+        assert old.search(lines[0], 50, path=pattern) == new.search(lines[0], 50, path=pattern)
+    inside = f"{parts[0].relative_to(tree.folder)}/"
+    for name in names:
+        found = fresh.search(name, 1000, name=name)
+        assert name in {result.name for result in found}
+        below = {(r.path.removeprefix(inside), r.start_line) for r in found if r.path.startswith(inside)}
+        assert below == {(r.path, r.start_line) for r in both[1][0].search(name, 1000, name=name)}
+    for result in fresh.search(lines[0]):
+        assert index.similar(result.path, result.start_line) == fresh.similar(result.path, result.start_line)
+
+
+def dead_chunks(index):
+    return store.count_stored(index.database)[1] - index.statistics()["chunks"]
+
+
+def follow(tmp_path, seed, model, history, files=150, largest=2500, changes=6):
+    """Changes a tree and its index. Returns the number of searches in which the index had dead chunks."""
+    tree = Tree(tmp_path / f"tree {seed}", seed, files, largest)
+    choice = {"model": model, "history": history}
+    index = CodeIndex.build(tree.folder, tmp_path / f"index {seed}", **choice)
+    dead = 0
+    for number in range(changes):
+        near = tree.change()
+        index.refresh()
+        if history:
+            index.remember()
+        dead += dead_chunks(index) > 0
+        with CodeIndex.build(tree.folder, tmp_path / f"fresh {seed} {number}", **choice) as fresh:
+            check(tree, index, fresh, near)
+    return dead
+
+
+@pytest.fixture
+def like_a_large_index(monkeypatch):
+    """Lets a small index keep several segments and dead chunks, and use a few commits."""
+    monkeypatch.setattr(store, "SEGMENT_CHUNKS", 100)
+    monkeypatch.setattr(store, "MAX_DEAD_SHARE", 0.2)
+    monkeypatch.setattr(memory, "MIN_QUERIES", 3)
+    monkeypatch.setattr(reading, "MAX_GROWTH", -1)  # the weight is chosen at every reading, as in a new index
+
+
+def test_a_changed_index_answers_as_a_fresh_one(tmp_path, like_a_large_index):
+    assert follow(tmp_path, 0, None, history=False, changes=3) > 1
+
+
+WORDS = {"model": None, "history": False}
+COMMITS = {"model": None, "history": True}
+BASE = {"model": "base", "history": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("choice", "seeds"), [(WORDS, range(1, 6)), (COMMITS, range(1, 6)), (BASE, range(1, 3))])
+def test_many_changed_indexes_answer_as_fresh_ones(tmp_path, like_a_large_index, choice, seeds):
+    assert sum(follow(tmp_path, seed, **choice) for seed in seeds) > 2 * len(seeds)
+
+
+@pytest.mark.slow
+def test_a_large_index_answers_as_a_fresh_one(tmp_path):
+    assert follow(tmp_path, 0, None, history=False, files=300, largest=30_000, changes=4) > 1
