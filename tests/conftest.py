@@ -18,6 +18,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # pytest's workers and the processes that tests start share the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Where a test starts several threads all the same, those that wait would otherwise keep a core busy.
+os.environ["OMP_WAIT_POLICY"] = "passive"
 # Keep caches out of the home folder.
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="soft_trainer-tests-")
 os.environ["HF_DATASETS_CACHE"] = os.environ["HF_HOME"] + "/datasets"

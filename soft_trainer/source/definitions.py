@@ -27,10 +27,12 @@ _NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_sp
 _TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
 _CONVERSION = re.compile(r"(\boperator\s+\w[^(]*)\(.*", re.DOTALL)  # `operator bool() const`
 _SPACE = re.compile(r"(?<!\w) | (?!\w)")  # a space that does not separate two words
-# A line on which tree-sitter's grammars for C and C++ expect nothing after a comment.
-_DIRECTIVE = re.compile(rb"^[ \t]*#[ \t]*(?:define|pragma|error|warning)\b", re.MULTILINE)
-_END_OF_LINE = re.compile(rb"[ \t\r]*(?:\n|//|\Z)")
-_COMMENT_STRING_OR_END = re.compile(rb"/\*|//|\"(?:\\.|[^\"\\\n])*\"|(?<!\\)\n")
+# A directive in which the grammars for C and C++ expect nothing after a comment, with its comments and lines.
+_DIRECTIVE = re.compile(
+    rb"^[ \t]*#[ \t]*(?:define|pragma|error|warning)\b(?:/\*.{0,2000}?\*/|\\\n|[^\n])*", re.DOTALL | re.MULTILINE
+)
+# A string, and a comment with code after it.
+_STRING_OR_COMMENT = re.compile(rb"\"(?:\\.|[^\"\\\n])*\"|/\*.{0,2000}?\*/(?![ \t\r]*(?:\n|//|\Z))", re.DOTALL)
 # Comments, directives, strings and characters, in which no macro is looked for.
 _NO_MACROS = re.compile(
     rb"/\*.*?(?:\*/|\Z)|//[^\n]*|^[ \t]*#(?:/\*.*?(?:\*/|\Z)|\\\n|[^\n])*"
@@ -129,26 +131,15 @@ def _count_names(root: Node, source: bytes, language: str) -> int:
 def _without_inner_comments(source: bytes) -> bytes:
     """Blanks comments inside directives such as `#define`, where the grammars lose the function that follows.
 
-    A `/*` in a string is also blanked. Comments at the end of a directive and the positions of all bytes stay.
+    A string with `/*` is also blanked. Comments at the end of a directive and the positions of all bytes stay.
     """
-    kept = []
-    done = 0
-    for directive in _DIRECTIVE.finditer(source):
-        at = max(done, directive.end())
-        while (found := _COMMENT_STRING_OR_END.search(source, at)) and found[0] not in (b"//", b"\n"):
-            at = found.end()
-            if found[0] == b"/*":
-                at = source.find(b"*/", at) + 2
-                if at == 1:  # the comment never ends
-                    return b"".join([*kept, source[done:]])
-                harmless = _END_OF_LINE.match(source, at)
-            else:
-                harmless = b"/*" not in found[0]
-            if not harmless:
-                blank = source[found.start() : at].translate(_BLANKS).replace(b" \n", b"\\\n")
-                kept += [source[done : found.start()], blank]
-                done = at
-    return b"".join([*kept, source[done:]])
+
+    def blank(found: re.Match[bytes]) -> bytes:
+        if b"/*" not in found[0]:
+            return found[0]
+        return found[0].translate(_BLANKS).replace(b" \n", b"\\\n")
+
+    return _DIRECTIVE.sub(lambda directive: _STRING_OR_COMMENT.sub(blank, directive[0]), source)
 
 
 @cache
