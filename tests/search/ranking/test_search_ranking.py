@@ -323,6 +323,7 @@ DOCUMENTED = {
     "cart.py": "def total(items):\n    # 计算购物车中所有商品的总价\n    return sum(items)\n",
     "retry.py": "def repeat(send):\n    # 失敗したら送信を再試行する\n    return send()\n",
     "cache.py": "def clear(cache):\n    # キャッシュを空にする\n    cache.clear()\n",
+    "session.py": "def close(session):\n    # 사용자의 세션을 종료한다\n    session.close()\n",
     "docs/connection.md": "# การเชื่อมต่อ\n\nปิดการเชื่อมต่อฐานข้อมูล\n",
 }
 
@@ -336,6 +337,8 @@ DOCUMENTED = {
         ("送信の再試行", "retry.py"),
         ("失敗したときに再試行する", "retry.py"),
         ("キャッシュを消す", "cache.py"),
+        ("사용자 세션", "session.py"),
+        ("세션은 어떻게 종료되는가", "session.py"),
         ("ปิดการเชื่อมต่อ", "docs/connection.md"),
     ],
 )
