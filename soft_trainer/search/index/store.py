@@ -507,7 +507,7 @@ class Segments:
         query = "SELECT chunks FROM contents WHERE file = ?"
         found = []
         for file, same in itertools.groupby(chunks.tolist(), lambda chunk: int(self.owners[chunk])):
-            places = json.loads(self.database.execute(query, (file,)).fetchone()[0])
+            places = json.loads(self.database.execute(query, (int(self.ids[file]),)).fetchone()[0])
             found += [places[chunk - int(self.firsts[file])][2] for chunk in same]
         return found
 

@@ -5,6 +5,7 @@ from refusals import refused
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex, Search
+from soft_trainer.search.index.store import SEGMENT_CHUNKS
 from soft_trainer.search.ranking.ranking import EXACT_MEMBER, TEST_FACTOR, TESTS_ASKED, parse_query
 
 UPLOADS = '''
@@ -249,6 +250,17 @@ MODULES = {
 def test_a_qualified_name_may_begin_with_modules_and_have_a_languages_signs(tmp_path, query, path, name):
     best = CodeIndex.build(write_tree(tmp_path / "tree", MODULES)).search(query)[0]
     assert (best.path, best.name) == (path, name) and best.score > EXACT_MEMBER
+
+
+def test_a_qualified_name_is_found_after_an_update_of_a_large_index(tmp_path):
+    functions = "".join(f"def f{number}():\n    return 1\n" for number in range(SEGMENT_CHUNKS))
+    tree = write_tree(tmp_path / "tree", {"b.py": functions, **MEMBERS})
+    index = CodeIndex.build(tree)
+    write_tree(tree, {"a.py": "def first():\n    return 1\n"})
+    index.update()
+    assert index.search("Flask.all")[0].name == "Flask.all"
+    trace = '  File "/home/me/src/testing.py", line 1, in all\n    return flask\n'
+    assert index.search(trace)[0].name == "FlaskCliRunner.all"
 
 
 @pytest.mark.parametrize(
