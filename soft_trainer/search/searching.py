@@ -9,6 +9,7 @@ A query takes these steps:
 3. `score` (ranking/ranking.py) scores all files and chunks by words, by an encoder and by past commits, and `fuse`
    (ranking/texts.py) combines the scores of a text's queries.
 4. `order_chunks` (ranking/ranking.py) takes the best chunks that pass the filters, and the snapshots read their texts.
+   What raises an error message (ranking/messages.py) and the frames of a stack trace (ranking/texts.py) come first.
    `is_weak` (ranking/weakness.py) marks results that may match by chance.
 """
 

@@ -4,7 +4,8 @@ The first line, the opening (the first line and the next paragraph) and the whol
 that the text mentions are a fourth ranking. The rankings are fused by reciprocal rank. `benchmarks/RESULTS.md` has the
 results for the issues of SWE-bench.
 
-The pasted output of a failing command is first turned, so that it begins with its first error.
+The pasted output of a failing command is first turned, so that it begins with its first error. A stack trace begins
+with its innermost frames in the index.
 """
 
 from __future__ import annotations
