@@ -9,6 +9,7 @@ A query takes these steps:
 3. `score` (ranking/ranking.py) scores all files and chunks by words, by an encoder and by past commits, and `fuse`
    (ranking/texts.py) combines the scores of a text's queries.
 4. `order_chunks` (ranking/ranking.py) takes the best chunks that pass the filters, and the snapshots read their texts.
+   What raises an error message (ranking/messages.py) and the frames of a stack trace (ranking/texts.py) come first.
    `is_weak` (ranking/weakness.py) marks results that may match by chance.
 """
 
@@ -33,7 +34,6 @@ from soft_trainer.search.ranking.results import TESTS, SearchResult, check_limit
 from soft_trainer.search.ranking.texts import Frame, failure_first, files_at, frames, fuse, named_files, parse_text
 from soft_trainer.search.ranking.weakness import is_weak
 from soft_trainer.search.snapshot import Snapshot
-from soft_trainer.source import definitions
 
 CANDIDATES = 60  # the chunks among which an error message is looked for, and the frames that are looked for
 FRAMES = 2  # the frames of a stack trace that come first
@@ -388,8 +388,7 @@ class _View:
                 continue
             file = int(self.segments.owners[chunk])
             weak = is_weak(query, scores, file, result.commits)
-            if weak and self.stands_out(similarity, slice(chunk, chunk + 1)):
-                weak = False
+            weak = weak and not self.stands_out(similarity, slice(chunk, chunk + 1))
             results[key] = replace(result, weak=weak)
         return list(results.values())
 
@@ -400,13 +399,7 @@ class _View:
             return scores
         for chunk in sorted(chunks):
             part = self._part_of(chunk)
-            found = part.snapshot.result(chunk - part.chunks.start)
-
-            def literals(index=part.index, found=found) -> list[str]:
-                source = index.text_of(found.path).encode()
-                return definitions.literals(source, found.language, found.start_line, found.end_line)
-
-            if size := words_raised(message, found.text, literals):
+            if size := words_raised(message, part.snapshot.result(chunk - part.chunks.start), part.index.text_of):
                 if self.segments.traits[self.segments.owners[chunk], TRAITS.index("test")]:
                     size *= test_factor
                 scores[chunk] = ranking.EXACT_MEMBER + size

@@ -310,8 +310,11 @@ def node_text(source: bytes, node: Node) -> str:
 
 
 def literals(source: bytes, language: str, first: int, last: int) -> list[str]:
-    """Returns the string literals on lines `first` to `last` of a file, without docstrings."""
-    root = parse(source, language) if language in SOURCE_LANGUAGES else None
+    """Returns the string literals on lines `first` to `last` of a file, without docstrings.
+
+    Returns [] if the language cannot be parsed, or if parsing takes longer than a second.
+    """
+    root = parse(source, language, 1.0) if language in SOURCE_LANGUAGES else None
     if root is None:
         return []
     cursor = QueryCursor(queries(language)[3])

@@ -12,8 +12,12 @@ from soft_trainer.source.names import identifier_words
 WORD = re.compile(r"\w+")  # identifiers stay whole: `self.parse_url` gives `self` and `parse_url`
 # Longer words without `_` are usually hashes or encoded data.
 MAX_WORD = 64
-# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese kana, and Chinese characters.
-_UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese kana, and Chinese characters; and Korean,
+# which has no space between a word and its particle.
+_UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff"
+    r"\U00020000-\U0003ffff"
+)
 _UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+")
 _RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 # These words say nothing about the code, but would get a high weight, because they are rare in code.

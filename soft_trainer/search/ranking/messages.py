@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from soft_trainer.search.ranking.results import SearchResult
+from soft_trainer.source.definitions import literals
+
 LEAST = 3  # fewer words of a message are in a literal by chance, unless they are the whole literal
 
 
@@ -16,18 +19,18 @@ def message_words(query: str) -> list[str]:
     return re.sub(r"^\S+: ", "", query.strip()).split()
 
 
-def words_raised(words: Sequence[str], text: str, literals: Callable[[], list[str]]) -> int:
-    """Returns how many words of a message one literal of a chunk contains, or 0 if they are too few.
+def words_raised(words: Sequence[str], chunk: SearchResult, text_of: Callable[[str], str]) -> int:
+    """Returns how many words of a message one string literal of a chunk contains, or 0 if they are too few.
 
     Args:
-        text: the chunk's text.
-        literals: returns the chunk's string literals.
+        text_of: returns the text of a file.
     """
     least = max(LEAST, len(words) / 2)
-    if _shared(words, _plain(text)) < min(least, len(words)):  # most chunks need not be parsed
+    if _shared(words, _plain(chunk.text)) < min(least, len(words)):  # most chunks need not be parsed
         return 0
     best = 0
-    for literal in map(_plain, literals()):
+    source = text_of(chunk.path).encode()
+    for literal in map(_plain, literals(source, chunk.language, chunk.start_line, chunk.end_line)):
         size = _shared(words, literal)
         if size >= least or size == len(words) == len(literal.split()):
             best = max(best, size)

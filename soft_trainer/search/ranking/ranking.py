@@ -391,9 +391,7 @@ def order_chunks(
         order = np.argsort(-own, kind="stable")[:limit]
         top = max(float(own[order[0]]), 1e-9)
         for place, chunk in enumerate(order.tolist()):
-            share = 1.0
-            if place:
-                share = float(own[chunk]) / top
+            share = max(float(own[chunk]) / top, place == 0)
             if share <= 0:
                 break
             ranked.append((first + chunk, float(files[file]) * share * FURTHER_CHUNKS**place))

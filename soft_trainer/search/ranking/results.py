@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.index.words import WORD, telling_terms, terms
+from soft_trainer.search.index.words import WORD, telling_terms
 
 SHOWN_LINES = 4
 TESTS = ("only", "no")  # the values of the filter `tests`
@@ -68,17 +68,12 @@ class SearchResult:
         """Returns (line number, text) for the signature and for the lines with the most query terms, in file order."""
         first = self.signature()
         others = set(self._lines()) - {first}
-        best = sorted(others, key=lambda line: (-len(wanted & _terms(line[1][:1000])), line))
+        best = sorted(others, key=lambda line: (-len(wanted.intersection(telling_terms(line[1][:1000]))), line))
         return sorted([first, *best[: SHOWN_LINES - 1]])
 
     def _lines(self) -> list[tuple[int, str]]:
         """Returns (line number, text) for each line of the result that has at least one word."""
         return [line for line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line[1])]
-
-
-def _terms(text: str) -> set[str]:
-    """Returns the set of a text's terms."""
-    return {term for word in WORD.findall(text) for term in terms(word)}
 
 
 def weak_notices(results: Sequence[SearchResult]) -> list[str]:

@@ -4,7 +4,8 @@ The first line, the opening (the first line and the next paragraph) and the whol
 that the text mentions are a fourth ranking. The rankings are fused by reciprocal rank. `benchmarks/RESULTS.md` has the
 results for the issues of SWE-bench.
 
-The pasted output of a failing command is first turned, so that it begins with its first error.
+The pasted output of a failing command is first turned, so that it begins with its first error. A stack trace begins
+with its innermost frames in the index.
 """
 
 from __future__ import annotations
@@ -142,10 +143,9 @@ def files_at(paths: Iterable[Sequence[str]], segments: Segments, least: int = 1)
     for number, place in enumerate(places):
         same_name[place[0]].append(number)
     for path in paths:
-        candidates = same_name.get(path[-1], [])
-        shared = {number: len(commonprefix([path[::-1], places[number]])) for number in candidates}
-        best = [number for number in candidates if shared[number] == max(shared.values())]
-        yield [number for number in best if shared[number] >= min(least, len(path), len(places[number]))]
+        shared = {number: len(commonprefix([path[::-1], places[number]])) for number in same_name.get(path[-1], [])}
+        most = max(shared.values(), default=0)
+        yield [number for number in shared if most == shared[number] >= min(least, len(path), len(places[number]))]
 
 
 class Frame(NamedTuple):

@@ -63,7 +63,5 @@ def count_found(words: Sequence[str], contains: Callable[[str], bool]) -> tuple[
 
 def _is_in(number: int, ascending: np.ndarray) -> bool:
     """Returns True if a sorted array contains a number."""
-    if not len(ascending):
-        return False
-    place = ascending.searchsorted(number)
-    return bool(place < len(ascending) and ascending[place] == number)
+    place = np.searchsorted(ascending, number)
+    return number in ascending[place : place + 1]

@@ -45,7 +45,7 @@ def test_identifiers_are_found_whole_and_by_their_parts():
         ("カート", ["カー", "ート"]),
         ("Python的列表", ["python", "的列", "列表"]),
         ("解析URL", ["解析", "url"]),
-        ("날짜를", ["날짜를"]),  # Korean has spaces
+        ("날짜를", ["날짜", "짜를"]),  # 날짜 and a particle
     ],
 )
 def test_a_script_without_spaces_is_read_by_pairs(word, expected):

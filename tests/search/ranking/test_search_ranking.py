@@ -5,6 +5,7 @@ from refusals import refused
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex, Search
+from soft_trainer.search.index.store import SEGMENT_CHUNKS
 from soft_trainer.search.ranking.ranking import EXACT_MEMBER, TEST_FACTOR, TESTS_ASKED, parse_query
 
 UPLOADS = '''
@@ -251,6 +252,17 @@ def test_a_qualified_name_may_begin_with_modules_and_have_a_languages_signs(tmp_
     assert (best.path, best.name) == (path, name) and best.score > EXACT_MEMBER
 
 
+def test_a_qualified_name_is_found_after_an_update_of_a_large_index(tmp_path):
+    functions = "".join(f"def f{number}():\n    return 1\n" for number in range(SEGMENT_CHUNKS))
+    tree = write_tree(tmp_path / "tree", {"b.py": functions, **MEMBERS})
+    index = CodeIndex.build(tree)
+    write_tree(tree, {"a.py": "def first():\n    return 1\n"})
+    index.update()
+    assert index.search("Flask.all")[0].name == "Flask.all"
+    trace = '  File "/home/me/src/testing.py", line 1, in all\n    return flask\n'
+    assert index.search(trace)[0].name == "FlaskCliRunner.all"
+
+
 @pytest.mark.parametrize(
     ("name", "found"),
     [
@@ -323,6 +335,7 @@ DOCUMENTED = {
     "cart.py": "def total(items):\n    # 计算购物车中所有商品的总价\n    return sum(items)\n",
     "retry.py": "def repeat(send):\n    # 失敗したら送信を再試行する\n    return send()\n",
     "cache.py": "def clear(cache):\n    # キャッシュを空にする\n    cache.clear()\n",
+    "session.py": "def close(session):\n    # 사용자의 세션을 종료한다\n    session.close()\n",
     "docs/connection.md": "# การเชื่อมต่อ\n\nปิดการเชื่อมต่อฐานข้อมูล\n",
 }
 
@@ -336,6 +349,8 @@ DOCUMENTED = {
         ("送信の再試行", "retry.py"),
         ("失敗したときに再試行する", "retry.py"),
         ("キャッシュを消す", "cache.py"),
+        ("사용자 세션", "session.py"),
+        ("세션은 어떻게 종료되는가", "session.py"),
         ("ปิดการเชื่อมต่อ", "docs/connection.md"),
     ],
 )
