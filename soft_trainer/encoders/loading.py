@@ -20,14 +20,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 from soft_trainer import distributed
 from soft_trainer.encoders import hub_files, profiles
 from soft_trainer.encoders.adapters import (
-    adapter_state,
     has_adapter,
     import_peft,
     load_adapter,
     merge_adapter,
     plain_encoder,
 )
-from soft_trainer.encoders.comparing import MISSING_WEIGHTS, compare_encoders, compare_with_folder, is_comparable
+from soft_trainer.encoders.comparing import compare_encoders, compare_with_folder, is_comparable
 from soft_trainer.encoders.encoding import Encoder, check_dims
 from soft_trainer.encoders.hub_files import reading
 from soft_trainer.encoders.onnx import open_exported
@@ -140,13 +139,6 @@ def load_model(
     """
     source = (revision, trust_remote_code)
     model = _load_model(name_or_path, profile, *source, attn_implementation, dtype)
-    saved = adapter_state(model) if has_adapter(model) else ()
-    missing = next((name for name in getattr(model, MISSING_WEIGHTS) if name not in saved), None)
-    if missing:
-        remedy = ""
-        if missing.startswith("pooler."):
-            remedy = "; use pooling=mean or cls"
-        raise UserError(f"{name_or_path}: the files have no weights for {missing}, which would be random{remedy}")
     if not compare or distributed.rank_and_world_size()[0] > 0 or not is_comparable(model, name_or_path, revision):
         return model
     inferred = resolve_profile(name_or_path, revision=revision)
@@ -199,11 +191,13 @@ def _load_model(
             **options,
         )
     model.config._name_or_path = str(name_or_path)  # not the folder of `base`
-    unread = ["position_ids"]
-    if profile.pooling != "pooler":
-        unread.append("pooler.")
-    missing = [name for name in sorted(report["missing_keys"]) if not any(part in name for part in unread)]
-    setattr(model, MISSING_WEIGHTS, missing)
+    for missing in sorted(report["missing_keys"]):
+        unread = "position_ids" in missing or (profile.pooling != "pooler" and "pooler." in missing)
+        if not unread:
+            raise UserError(
+                f"{name_or_path}: the files have no weights for {missing}, which would be random; check the files, or "
+                "use pooling=mean or cls if these are a pooler's weights"
+            )
     return model
 
 
@@ -217,11 +211,10 @@ def load_config(name_or_path: str | Path, revision: str | None, trust_remote_cod
 
 @contextlib.contextmanager
 def _without_report_on_spare_weights() -> Iterator[None]:
-    """Suppresses transformers' table of weights that an encoder does not need, such as a pooler's weights."""
+    """Suppresses transformers' table of weights that an encoder lacks, which is an error, or does not need."""
 
     def shown(record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        return "LOAD REPORT" not in message or any(word in message for word in ("MISMATCH", "CONVERSION"))
+        return "LOAD REPORT" not in record.getMessage()
 
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(shown)
