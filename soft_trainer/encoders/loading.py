@@ -27,9 +27,9 @@ from soft_trainer.encoders.adapters import (
     plain_encoder,
 )
 from soft_trainer.encoders.comparing import compare_encoders, compare_with_folder, is_comparable
-from soft_trainer.encoders.encoding import Encoder, check_dims
+from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.encoders.hub_files import reading
-from soft_trainer.encoders.onnx import open_exported
+from soft_trainer.encoders.onnx import check_dimensions, open_exported
 from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import EncoderProfile, check_encodes, check_lengths, profile_of, resolve_profile
 from soft_trainer.encoders.static import StaticModel, exclude_unknown_token, is_static
@@ -89,8 +89,8 @@ def load_encoder(
         merge_adapter(model)
     check_model(model, profile)
     exclude_unknown_token(model, tokenizer)
+    check_dimensions(truncate_dim, model.config.hidden_size)
     if truncate_dim is not None:
-        check_dims([truncate_dim], model.config.hidden_size, "truncate_dim")
         profile = profile.replace(truncate_dim=0)
     device = device or torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return Encoder(model.to(device).eval(), tokenizer, profile, truncate_dim)
@@ -271,8 +271,7 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     kind = type(model)
     check_encodes(config.to_dict(), "model")
     check_lengths(config.to_dict(), profile)
-    if profile.truncate_dim:
-        check_dims([profile.truncate_dim], config.hidden_size, "truncate_dim")
+    check_dimensions(profile.truncate_dim or None, config.hidden_size)
     if kind is MODEL_MAPPING.get(type(config), None) and _auto_class(config) is AutoModelForTextEncoding:
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)].__name__
         raise UserError(f"model: {kind.__name__} also has a decoder; pass {encoder} instead")
