@@ -153,8 +153,8 @@ class Collator(Protocol):
 class PackingCollator:
     """Joins texts without padding; see `pack`. If a text has no token, pads them, as the model would need one."""
 
-    pad_token_id: int
     first_position: int = 0
+    pad_token_id: int = 0
     packs: ClassVar[bool] = True
 
     def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
@@ -187,7 +187,7 @@ class PaddingCollator:
 def collator_of(passes: Passes, pad_token_id: int, device: torch.device) -> Collator:
     """Returns the collator for an encoder's passes on a device."""
     if passes.packed:
-        return PackingCollator(pad_token_id, passes.first_position)
+        return PackingCollator(passes.first_position, pad_token_id)
     return PaddingCollator(pad_token_id, few_lengths=device.type != "cpu")
 
 
