@@ -152,23 +152,29 @@ class Layout:
     """Orders the tokens of a packed pass by the lengths of their texts, and divides the texts' scores into blocks.
 
     Args:
-        tokens: LongTensor[P], the packed token at each position. Padding repeats a text's first token.
+        tokens: LongTensor[P], the packed token at each position, or None if this is the packed order, as for one text.
+            Padding repeats a text's first token.
         real: BoolTensor[P], False on padding.
         places: LongTensor[T], the position of each packed token.
     """
 
-    tokens: Tensor
+    tokens: Tensor | None
     real: Tensor
     places: Tensor
     blocks: Sequence[Block]
 
     def by_head(self, values: Tensor, heads: int) -> Tensor:
         """Returns packed values, Tensor[T, heads x m, d], in this order, as Tensor[heads, P, m, d]."""
-        return values.index_select(0, self.tokens).unflatten(1, (heads, -1)).transpose(0, 1)
+        if self.tokens is not None:
+            values = values.index_select(0, self.tokens)
+        return values.unflatten(1, (heads, -1)).transpose(0, 1)
 
     def packed(self, values: Tensor) -> Tensor:
         """Reverses `by_head`."""
-        return values.transpose(0, 1).flatten(1, 2).index_select(0, self.places)
+        values = values.transpose(0, 1).flatten(1, 2)
+        if self.tokens is not None:
+            values = values.index_select(0, self.places)
+        return values
 
     def pieces(self, queries: Tensor) -> Iterator[tuple[Block, slice]]:
         """Yields each block with some of the heads at a time, so that their scores are at most `SCORES`."""
@@ -228,6 +234,8 @@ def make_layout(borders: Sequence[int], causal: bool, window: int | None, attend
     real = torch.from_numpy(np.concatenate(reals))
     places = torch.empty(borders[-1], dtype=torch.int64)
     places[tokens[real]] = real.nonzero()[:, 0]
+    if torch.equal(tokens, torch.arange(borders[-1])):
+        tokens = None
     return Layout(tokens, real, places, blocks)
 
 
@@ -295,7 +303,8 @@ class TextAttention(torch.autograd.Function):
         layout, heads, dropped, factor, scale = ctx.constants
         saved = ctx.saved_tensors
         gradients = layout.by_head(gradient * factor, heads)
-        gradients *= layout.real[:, None, None]
+        if layout.tokens is not None:
+            gradients *= layout.real[:, None, None]
         of_query = torch.empty_like(gradients)
         of_key, of_value = (torch.empty_like(gradients[:, :, :1]) for _ in range(2))
         adds = any(block.queries != block.keys for block in layout.blocks)  # a key's gradient is a sum over blocks
