@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from datasets import Dataset
 from measuring import numbers
+from transformers import AutoConfig, AutoModel
 
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.tokens import SIDES, side_texts
@@ -16,6 +18,25 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.encoders.scratch import random_model, train_tokenizer
+
+# Shapes of published encoders by name; "NAMExLAYERS" is such an encoder with random weights. For these, every text is
+# repeated until it has the maximum length.
+BIDIRECTIONAL = {"hidden_size": 768, "num_attention_heads": 12}
+SHAPES = {
+    "bert": ("bert", BIDIRECTIONAL | {"intermediate_size": 3072}),
+    "modernbert": ("modernbert", BIDIRECTIONAL | {"intermediate_size": 1152}),
+    "window": ("modernbert", BIDIRECTIONAL | {"intermediate_size": 1152}),
+    "qwen3": (
+        "qwen3",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -44,14 +65,18 @@ class StartingPoint:
 def add_encoder_options(parser: argparse.ArgumentParser, lengths: str = "128,256") -> None:
     """Adds the options that `begin` reads."""
     parser.add_argument("--model", help="folder or Hub name of an encoder (default: random weights of --size)")
-    parser.add_argument("--size", default="256x4", help="hidden size x layers of a RoBERTa with random weights")
+    parser.add_argument(
+        "--size",
+        default="256x4",
+        help=f"hidden size x layers of a RoBERTa with random weights, or one of {', '.join(SHAPES)} x layers",
+    )
     parser.add_argument("--lengths", default=lengths, help="tokens of a query and of a function")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 
 
 def label(arguments: argparse.Namespace) -> str:
     """The encoder and its lengths, for a title."""
-    name = Path(arguments.model).name if arguments.model else f"RoBERTa {arguments.size}"
+    name = Path(arguments.model).name if arguments.model else f"random weights {arguments.size}"
     return f"{name}, query and code {arguments.lengths.replace(',', ' and ')} tokens"
 
 
@@ -67,6 +92,9 @@ def begin_with(rows: Dataset, arguments: argparse.Namespace, folder: str | Path)
     query_length, code_length = numbers(arguments.lengths)
     profile = resolve_profile(arguments.model) if arguments.model else cosine
     profile = profile.replace(query_length=query_length, code_length=code_length)
+    filled = not arguments.model and arguments.size.split("x")[0] in SHAPES
+    if filled:
+        rows = rows.select(range(min(len(rows), 64))).map(partial(_filled, tokens=max(query_length, code_length)))
     both = {side: list(side_texts(rows, side, profile)) for side in SIDES}
     if (Path(folder) / "modules.json").exists():
         return StartingPoint(rows, Dataset.from_dict(both), profile, Path(folder), arguments.device)
@@ -75,6 +103,33 @@ def begin_with(rows: Dataset, arguments: argparse.Namespace, folder: str | Path)
         tokenizer, model = load_tokenizer(arguments.model, profile), load_model(arguments.model, profile)
     else:
         tokenizer = train_tokenizer((text for side in SIDES for text in both[side]), profile)
-        model = random_model(arguments.size, tokenizer, profile)
+        if filled:
+            model = _shaped(arguments.size, tokenizer, profile)
+        else:
+            model = random_model(arguments.size, tokenizer, profile)
     export_encoder(model, tokenizer, profile, folder)
     return StartingPoint(rows, Dataset.from_dict(both), profile, Path(folder), arguments.device)
+
+
+def _filled(row: dict, tokens: int) -> dict:
+    """Repeats the texts of a row until each has at least so many tokens."""
+    repeated = {}
+    for name in ("docstring", "code"):
+        repeated[name] = f"{row[name]}\n" * -(-8 * tokens // max(len(row[name]), 1))
+    for name in ("docstring_tokens", "code_tokens"):
+        repeated[name] = list(row[name]) * -(-tokens // max(len(row[name]), 1))
+    return repeated
+
+
+def _shaped(size: str, tokenizer, profile: EncoderProfile):
+    """Makes an encoder of a published shape with random weights."""
+    shape, layers = size.split("x")
+    layers = int(layers)
+    kind, settings = SHAPES[shape]
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep")}
+    longest = max(profile.query_length, profile.code_length)
+    sizes = {"vocab_size": len(tokenizer), "num_hidden_layers": layers, "max_position_embeddings": longest}
+    if shape == "window":  # no layer sees the whole text
+        sizes["layer_types"] = ["sliding_attention"] * layers
+    config = AutoConfig.for_model(kind, **settings, **sizes, **ids)
+    return AutoModel.from_config(config)

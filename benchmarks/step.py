@@ -8,6 +8,9 @@ cosines x 20, or of the model's own score), optimizer, gradient clipping, precis
 forward, backward, clipping and optimizer. The first step of each implementation is excluded. Figures with a range
 are medians over the repetitions. Ratios are taken within a repetition.
 
+`--size modernbertx6 --lengths 16,2048 --batch_sizes 1 --ways "ours,ours padded"` compares packed with padded passes of
+long texts; see `SHAPES` in `starting_point.py`.
+
 "ours" packs the texts of a batch, except on a GPU in float32. "ours padded" is the same with `packing=false`.
 
 "ours is faster" divides the time of an implementation by ours; "without collation" excludes the work of data

@@ -8,7 +8,6 @@ long texts in parts. Without borders between texts, in a padded pass, `attend` c
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -129,20 +128,39 @@ class Block:
     bias: Tensor | None
     first: int
 
+    def part(self, values: Tensor, positions: slice, heads: slice) -> Tensor:
+        """Returns a part of Tensor[heads, P, m, d], as Tensor[heads x n, L m, d]."""
+        chosen = values[heads, positions]
+        return chosen.reshape(len(chosen) * self.number, -1, values.shape[-1])
+
+    def inputs(self, heads: slice, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Returns the block's parts of the queries, keys and values."""
+        places = self.queries, self.keys, self.keys
+        return [self.part(each, place, heads) for each, place in zip((query, key, value), places, strict=True)]
+
+    def probabilities(self, query: Tensor, key: Tensor) -> Tensor:
+        """Returns the softmax of the scores, Tensor[heads x n, q m, k]."""
+        scores = torch.bmm(query, key.transpose(1, 2))
+        if self.bias is not None:
+            shape = -1, self.number, self.bias.shape[1], scores.shape[1] // self.bias.shape[1], scores.shape[2]
+            scores.view(shape)[..., self.first :].add_(self.bias.to(scores.dtype))
+        return torch.softmax(scores, -1, out=scores)
+
 
 @dataclass(frozen=True)
 class Layout:
     """Orders the tokens of a packed pass by the lengths of their texts, and divides the texts' scores into blocks.
 
     Args:
-        tokens: LongTensor[P], the packed token at each position. Padding repeats a text's first token.
-        places: LongTensor[T], the position of each packed token.
+        tokens: LongTensor[P], the packed token at each position, or None if this is the packed order, as for one text.
+            Padding repeats a text's first token.
         real: BoolTensor[P], False on padding.
+        places: LongTensor[T], the position of each packed token.
     """
 
     tokens: Tensor | None
-    places: Tensor | None
-    real: Tensor | None
+    real: Tensor
+    places: Tensor
     blocks: Sequence[Block]
 
     def by_head(self, values: Tensor, heads: int) -> Tensor:
@@ -158,8 +176,9 @@ class Layout:
             values = values.index_select(0, self.places)
         return values
 
-    def pieces(self, heads: int, share: int) -> Iterator[tuple[Block, slice]]:
+    def pieces(self, queries: Tensor) -> Iterator[tuple[Block, slice]]:
         """Yields each block with some of the heads at a time, so that their scores are at most `SCORES`."""
+        heads, _, share, _ = queries.shape
         for block in self.blocks:
             rows = (block.queries.stop - block.queries.start) * share
             step = max(SCORES * block.number // (rows * (block.keys.stop - block.keys.start)), 1)
@@ -176,82 +195,62 @@ def make_layout(borders: Sequence[int], causal: bool, window: int | None, attend
     starts = np.array(borders[:-1])
     lengths = np.diff(borders)
     squares = np.cumsum(lengths**2) - lengths**2
+    before = borders[-1] if window is None else window
+    after = 0 if causal else before
     steps = -(-lengths // STEP)
-    groups = []
-    for step in np.unique(steps[steps > 0]):
-        texts = np.flatnonzero(steps == step)
-        number = max(LARGEST_GROUP // int(step * STEP) ** 2, 1)
-        groups += [texts[start : start + number] for start in range(0, len(texts), number)]
     tokens = []
     reals = []
     blocks = []
     done = 0
-    for texts in groups:
-        place = np.arange(lengths[texts].max())
-        real = place < lengths[texts, None]
-        tokens.append((starts[texts, None] + place * real).reshape(-1))
-        reals.append(real.reshape(-1))
-        end = done + real.size
-        for top in range(0, len(place), ROWS):
-            bottom = min(top + ROWS, len(place))
-            low = 0
-            high = bottom if causal else len(place)
-            if window is not None:
-                low = max(top - window, 0)
-                high = min(bottom + window, high)
-            rows = place[top:bottom, None]
-            columns = place[low:high]
-            seen = np.abs(rows - columns) <= (len(place) if window is None else window)
-            if causal:
-                seen &= rows >= columns
-            if attends is not None:
-                seen = seen & attends.take(
-                    (squares[texts, None, None] + rows * lengths[texts, None, None] + columns), mode="clip"
-                )
-            # Padding attends to everything, because a softmax over no entries is NaN.
-            hidden = ~(seen & real[:, None, low:high]) & real[:, top:bottom, None]
-            bias = None
-            first = int(hidden.any((0, 1)).argmax())
-            if hidden.any():
-                hidden = torch.from_numpy(hidden[..., first:])
-                bias = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, :, None]
-            spare = len(place)
-            blocks.append(
-                Block(
-                    len(texts),
-                    slice(done + top, end - spare + bottom),
-                    slice(done + low, end - spare + high),
-                    bias,
-                    first,
-                )
-            )
-        done = end
-    order = np.concatenate(tokens)
-    real = np.concatenate(reals)
-    if np.array_equal(order, np.arange(borders[-1])):
-        return Layout(None, None, None, blocks)
-    places = np.empty(borders[-1], dtype=np.int64)
-    places[order[real]] = np.flatnonzero(real)
-    return Layout(*map(torch.from_numpy, (order, places, real)), blocks)
+    for step in np.unique(steps[steps > 0]):
+        of_step = np.flatnonzero(steps == step)
+        number = max(LARGEST_GROUP // int(step * STEP) ** 2, 1)
+        for texts in np.split(of_step, range(number, len(of_step), number)):
+            length = lengths[texts, None]
+            place = np.arange(length.max())
+            real = place < length
+            tokens.append((starts[texts, None] + place * real).reshape(-1))
+            reals.append(real.reshape(-1))
+            last = done + real.size - len(place)  # where the last text starts
+            for top in range(0, len(place), ROWS):
+                rows = slice(top, min(top + ROWS, len(place)))
+                columns = slice(max(top - before, 0), min(rows.stop + after, len(place)))
+                apart = place[rows, None] - place[columns]
+                seen = real[:, None, columns] & (apart <= before) & (apart >= -after)
+                if attends is not None:
+                    square = squares[texts, None, None] + place[rows, None] * length[..., None] + place[columns]
+                    seen &= attends.take(square, mode="clip")
+                hidden = real[:, rows, None] & ~seen  # padding sees all: a softmax over nothing is NaN
+                first = int(hidden.any((0, 1)).argmax())
+                bias = None
+                if hidden.any():
+                    bias = torch.zeros(hidden[..., first:].shape)
+                    bias = bias.masked_fill_(torch.from_numpy(hidden[..., first:]), -math.inf)[:, :, None]
+                queries = slice(done + top, last + rows.stop)
+                keys = slice(done + columns.start, last + columns.stop)
+                blocks.append(Block(len(texts), queries, keys, bias, first))
+            done = last + len(place)
+    tokens = torch.from_numpy(np.concatenate(tokens))
+    real = torch.from_numpy(np.concatenate(reals))
+    places = torch.empty(borders[-1], dtype=torch.int64)
+    places[tokens[real]] = real.nonzero()[:, 0]
+    if torch.equal(tokens, torch.arange(borders[-1])):
+        tokens = None
+    return Layout(tokens, real, places, blocks)
 
 
 layout_of = lru_cache(maxsize=4)(make_layout)  # all layers of a pass have the same, or two if only some have a window
 
 
-def kept(shape: Sequence[int], rate: float) -> Tensor:
-    """Draws which values dropout keeps, CharTensor: -1, or 0 with the probability `rate`, rounded to 1/256.
+def kept(shape: Sequence[int], dropped: int) -> Tensor:
+    """Draws which values dropout keeps, CharTensor: -1, or 0 with the probability `dropped` / 256.
 
     A value takes one random byte, and eight bytes come from one random integer. `bernoulli_` takes ten times as long.
     """
     number = math.prod(shape)
     drawn = torch.empty((number + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
     drawn = drawn.view(torch.int8)[:number]
-    return torch.ge(drawn, dropped_bytes(rate) - 128, out=torch.empty_like(drawn)).neg_().view(shape)
-
-
-def dropped_bytes(rate: float) -> int:
-    """Returns how many of the 256 values of a byte dropout drops, never all of them."""
-    return min(round(rate * 256), 255)
+    return torch.ge(drawn, dropped - 128, out=torch.empty_like(drawn)).neg_().view(shape)
 
 
 def masked(values: Tensor, keep: Tensor) -> Tensor:
@@ -260,19 +259,13 @@ def masked(values: Tensor, keep: Tensor) -> Tensor:
     return values.view(bits).bitwise_and(keep.to(bits)).view(values.dtype)
 
 
-def part(values: Tensor, positions: slice, heads: slice, number: int) -> Tensor:
-    """Returns the part of Tensor[heads, P, m, d] for n texts, as Tensor[heads x n, L m, d]."""
-    chosen = values[heads, positions]
-    return chosen.reshape(len(chosen) * number, -1, values.shape[-1])
-
-
-def probabilities_of(query: Tensor, key: Tensor, block: Block, share: int) -> Tensor:
-    """Returns the softmax of the scores, Tensor[heads x n, q m, k]."""
-    scores = torch.bmm(query, key.transpose(1, 2))
-    if block.bias is not None:
-        columns = scores.view(-1, block.number, scores.shape[1] // share, share, scores.shape[2])[..., block.first :]
-        columns += block.bias.to(scores.dtype)
-    return torch.softmax(scores, -1, out=scores)
+def put(rows: Tensor, values: Tensor, factor: float = 1.0, adds: bool = False) -> None:
+    """Sets or adds to a part of Tensor[heads, P, m, d] the product of a factor and Tensor[heads x n, L m, d]."""
+    values = values.view_as(rows)
+    if adds:
+        rows += values
+    else:
+        torch.mul(values, factor, out=rows)
 
 
 class TextAttention(torch.autograd.Function):
@@ -284,73 +277,57 @@ class TextAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, layout: Layout, rate: float, scale: float) -> Tensor:
         """Returns Tensor[T, heads, d]. `query`, `key` and `value` are Tensor[T, heads, d]."""
-        rate = dropped_bytes(rate) / 256
-        factor = 1 / (1 - rate)
-        queries, keys, values = (layout.by_head(each, key.shape[1]) for each in (query, key, value))
-        share = queries.shape[2]
-        outputs = torch.empty_like(queries)
+        dropped = min(round(rate * 256), 255)
+        factor = 256 / (256 - dropped)
+        heads = key.shape[1]
+        whole = [layout.by_head(each, heads) for each in (query * scale, key, value)]
+        outputs = torch.empty_like(whole[0])
         saved = []
         with torch.autocast("cpu", enabled=False):
-            for block, heads in layout.pieces(len(keys), share):
-                q = part(queries, block.queries, heads, block.number) * scale
-                k, v = (part(each, block.keys, heads, block.number) for each in (keys, values))
-                weights = probabilities_of(q, k, block, share)
-                if rate:
-                    keep = kept(weights.shape, rate)
+            for block, some in layout.pieces(outputs):
+                q, k, v = block.inputs(some, *whole)
+                weights = block.probabilities(q, k)
+                if dropped:
+                    keep = kept(weights.shape, dropped)
                     saved += [q, k, v, weights, keep]
                     weights = masked(weights, keep)
-                rows = outputs[heads, block.queries]
-                torch.mul(torch.bmm(weights, v).view_as(rows), factor, out=rows)
-        ctx.save_for_backward(*(saved or [queries, keys, values]))
-        ctx.constants = layout, key.shape[1], rate, factor, scale
+                put(outputs[some, block.queries], torch.bmm(weights, v), factor)
+        ctx.save_for_backward(*(saved or whole))
+        ctx.constants = layout, heads, dropped, factor, scale
         return layout.packed(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple:
         """Returns the gradients of `query`, `key` and `value`."""
-        layout, number, rate, factor, scale = ctx.constants
-        saved = iter(ctx.saved_tensors)
-        if not rate:
-            queries, keys, values = saved
-        gradients = layout.by_head(gradient * factor, number)
+        layout, heads, dropped, factor, scale = ctx.constants
+        saved = ctx.saved_tensors
+        gradients = layout.by_head(gradient * factor, heads)
         if layout.tokens is not None:
             gradients *= layout.real[:, None, None]
-        share = gradients.shape[2]
-        of_queries = torch.empty_like(gradients)
-        of_keys, of_values = (torch.empty_like(gradients[:, :, :1]) for _ in range(2))
-        if any(block.queries != block.keys for block in layout.blocks):  # a key's gradient is then a sum over blocks
-            precise = torch.promote_types(gradients.dtype, torch.float32)
-            of_keys, of_values = (torch.zeros_like(each, dtype=precise) for each in (of_keys, of_values))
+        of_query = torch.empty_like(gradients)
+        of_key, of_value = (torch.empty_like(gradients[:, :, :1]) for _ in range(2))
+        adds = any(block.queries != block.keys for block in layout.blocks)  # a key's gradient is a sum over blocks
+        if adds:
+            precise = torch.promote_types(gradient.dtype, torch.float32)
+            of_key, of_value = (torch.zeros_like(each, dtype=precise) for each in (of_key, of_value))
         with torch.autocast("cpu", enabled=False):
-            for block, heads in layout.pieces(number, share):
-                g = part(gradients, block.queries, heads, block.number)
-                if rate:
-                    q, k, v, probabilities, keep = itertools.islice(saved, 5)
+            for number, (block, some) in enumerate(layout.pieces(gradients)):
+                g = block.part(gradients, block.queries, some)
+                if dropped:
+                    q, k, v, probabilities, keep = saved[5 * number : 5 * number + 5]
                     weights = masked(probabilities, keep)
                     of_scores = masked(torch.bmm(g, v.transpose(1, 2)), keep)
                 else:
-                    q = part(queries, block.queries, heads, block.number) * scale
-                    k, v = (part(each, block.keys, heads, block.number) for each in (keys, values))
-                    weights = probabilities = probabilities_of(q, k, block, share)
+                    q, k, v = block.inputs(some, *saved)
+                    weights = probabilities = block.probabilities(q, k)
                     of_scores = torch.bmm(g, v.transpose(1, 2))
-                add(of_values[heads, block.keys], torch.bmm(weights.transpose(1, 2), g), block)
+                put(of_value[some, block.keys], torch.bmm(weights.transpose(1, 2), g), adds=adds)
                 torch._softmax_backward_data(of_scores, probabilities, -1, of_scores.dtype, grad_input=of_scores)
-                rows = of_queries[heads, block.queries]
-                torch.mul(torch.bmm(of_scores, k).view_as(rows), scale, out=rows)
-                add(of_keys[heads, block.keys], torch.bmm(of_scores.transpose(1, 2), q), block)
-        of_query, of_key, of_value = (
-            layout.packed(each).to(gradient.dtype) for each in (of_queries, of_keys, of_values)
-        )
-        return of_query, of_key, of_value, None, None, None
-
-
-def add(rows: Tensor, values: Tensor, block: Block) -> None:
-    """Adds values to the gradient of some keys. The only block of a text sets it."""
-    if block.queries == block.keys:
-        rows.copy_(values.view_as(rows))
-    else:
-        rows += values.view_as(rows)
+                put(of_query[some, block.queries], torch.bmm(of_scores, k), scale)
+                put(of_key[some, block.keys], torch.bmm(of_scores.transpose(1, 2), q), adds=adds)
+        parts = (layout.packed(each).to(gradient.dtype) for each in (of_query, of_key, of_value))
+        return *parts, None, None, None
 
 
 @contextlib.contextmanager

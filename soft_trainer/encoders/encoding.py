@@ -20,6 +20,7 @@ from soft_trainer import distributed
 from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 from soft_trainer.encoders.attention import running
+from soft_trainer.encoders.onnx import check_dimensions
 from soft_trainer.encoders.packing import PACKED, Passes, encode_packed, pack, token_ids
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -152,8 +153,8 @@ class Collator(Protocol):
 class PackingCollator:
     """Joins texts without padding; see `pack`. If a text has no token, pads them, as the model would need one."""
 
-    pad_token_id: int
     first_position: int = 0
+    pad_token_id: int = 0
     packs: ClassVar[bool] = True
 
     def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
@@ -186,7 +187,7 @@ class PaddingCollator:
 def collator_of(passes: Passes, pad_token_id: int, device: torch.device) -> Collator:
     """Returns the collator for an encoder's passes on a device."""
     if passes.packed:
-        return PackingCollator(pad_token_id, passes.first_position)
+        return PackingCollator(passes.first_position, pad_token_id)
     return PaddingCollator(pad_token_id, few_lengths=device.type != "cpu")
 
 
@@ -345,10 +346,7 @@ def dimensions(model: PreTrainedModel, profile: EncoderProfile) -> int:
 def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_dims") -> None:
     """Raises UserError unless each number in `dims` is from 1 to `hidden_size`. The message starts with `option`."""
     for dim in dims:
-        if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= hidden_size:
-            raise UserError(
-                f"{option}={dim!r}: must be a whole number from 1 to {hidden_size}, the encoder's dimensions"
-            )
+        check_dimensions(dim, hidden_size, option)
 
 
 def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Tensor:

@@ -20,17 +20,16 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 from soft_trainer import distributed
 from soft_trainer.encoders import hub_files, profiles
 from soft_trainer.encoders.adapters import (
-    adapter_state,
     has_adapter,
     import_peft,
     load_adapter,
     merge_adapter,
     plain_encoder,
 )
-from soft_trainer.encoders.comparing import MISSING_WEIGHTS, compare_encoders, compare_with_folder, is_comparable
-from soft_trainer.encoders.encoding import Encoder, check_dims
+from soft_trainer.encoders.comparing import compare_encoders, compare_with_folder, is_comparable
+from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.encoders.hub_files import reading
-from soft_trainer.encoders.onnx import open_exported
+from soft_trainer.encoders.onnx import check_dimensions, open_exported
 from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import EncoderProfile, check_encodes, check_lengths, profile_of, resolve_profile
 from soft_trainer.encoders.static import StaticModel, exclude_unknown_token, is_static
@@ -90,8 +89,8 @@ def load_encoder(
         merge_adapter(model)
     check_model(model, profile)
     exclude_unknown_token(model, tokenizer)
+    check_dimensions(truncate_dim, model.config.hidden_size)
     if truncate_dim is not None:
-        check_dims([truncate_dim], model.config.hidden_size, "truncate_dim")
         profile = profile.replace(truncate_dim=0)
     device = device or torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return Encoder(model.to(device).eval(), tokenizer, profile, truncate_dim)
@@ -140,13 +139,6 @@ def load_model(
     """
     source = (revision, trust_remote_code)
     model = _load_model(name_or_path, profile, *source, attn_implementation, dtype)
-    saved = adapter_state(model) if has_adapter(model) else ()
-    missing = next((name for name in getattr(model, MISSING_WEIGHTS) if name not in saved), None)
-    if missing:
-        remedy = ""
-        if missing.startswith("pooler."):
-            remedy = "; use pooling=mean or cls"
-        raise UserError(f"{name_or_path}: the files have no weights for {missing}, which would be random{remedy}")
     if not compare or distributed.rank_and_world_size()[0] > 0 or not is_comparable(model, name_or_path, revision):
         return model
     inferred = resolve_profile(name_or_path, revision=revision)
@@ -199,11 +191,13 @@ def _load_model(
             **options,
         )
     model.config._name_or_path = str(name_or_path)  # not the folder of `base`
-    unread = ["position_ids"]
-    if profile.pooling != "pooler":
-        unread.append("pooler.")
-    missing = [name for name in sorted(report["missing_keys"]) if not any(part in name for part in unread)]
-    setattr(model, MISSING_WEIGHTS, missing)
+    for missing in sorted(report["missing_keys"]):
+        unread = "position_ids" in missing or (profile.pooling != "pooler" and "pooler." in missing)
+        if not unread:
+            raise UserError(
+                f"{name_or_path}: the files have no weights for {missing}, which would be random; check the files, or "
+                "use pooling=mean or cls if these are a pooler's weights"
+            )
     return model
 
 
@@ -217,11 +211,10 @@ def load_config(name_or_path: str | Path, revision: str | None, trust_remote_cod
 
 @contextlib.contextmanager
 def _without_report_on_spare_weights() -> Iterator[None]:
-    """Suppresses transformers' table of weights that an encoder does not need, such as a pooler's weights."""
+    """Suppresses transformers' table of weights that an encoder lacks, which is an error, or does not need."""
 
     def shown(record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        return "LOAD REPORT" not in message or any(word in message for word in ("MISMATCH", "CONVERSION"))
+        return "LOAD REPORT" not in record.getMessage()
 
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(shown)
@@ -278,8 +271,7 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     kind = type(model)
     check_encodes(config.to_dict(), "model")
     check_lengths(config.to_dict(), profile)
-    if profile.truncate_dim:
-        check_dims([profile.truncate_dim], config.hidden_size, "truncate_dim")
+    check_dimensions(profile.truncate_dim or None, config.hidden_size)
     if kind is MODEL_MAPPING.get(type(config), None) and _auto_class(config) is AutoModelForTextEncoding:
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)].__name__
         raise UserError(f"model: {kind.__name__} also has a decoder; pass {encoder} instead")

@@ -196,10 +196,10 @@ def open_exported(folder: Path, truncate_dim: int | None = None, int8: bool = Fa
     return OnnxEncoder(export, truncate_dim, int8)
 
 
-def check_dimensions(truncate_dim: int | None, available: int) -> None:
-    """Raises UserError unless `truncate_dim` is None or a whole number from 1 to `available`."""
-    if truncate_dim is not None and not (isinstance(truncate_dim, int) and 1 <= truncate_dim <= available):
-        raise UserError(f"truncate_dim={truncate_dim}: must be a whole number from 1 to {available}")
+def check_dimensions(value: int | None, available: int, option: str = "truncate_dim") -> None:
+    """Raises UserError unless `value` is None or a whole number from 1 to `available`."""
+    if value is not None and not (type(value) is int and 1 <= value <= available):
+        raise UserError(f"{option}={value!r}: must be a whole number from 1 to {available}, the encoder's dimensions")
 
 
 def normalized(embeddings: np.ndarray) -> np.ndarray:

@@ -277,7 +277,11 @@ def test_settings_without_effect_are_named(changes, says):
     [
         ("mean", "pooler.", None),
         ("mean", "nothing, but has a spare pooler", None),
-        ("pooler", "pooler.", "no weights for pooler.dense.bias, which would be random; use pooling=mean or cls"),
+        (
+            "pooler",
+            "pooler.",
+            "no weights for pooler.dense.bias, which would be random; check the files, or use pooling=mean or cls",
+        ),
         (
             "cls",
             "embeddings.word_embeddings",
