@@ -188,13 +188,8 @@ class CommitMemory:
 
     def _names_of(self, path: str) -> dict[str, list[int]]:
         """Returns a file's chunks, keyed by name."""
-        query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
-        file, chunks = self.database.execute(query, (path,)).fetchone() or (-1, "[]")
-        first = self.segments.first_chunk(file)
         named = defaultdict(list)
-        if first is None:
-            return named
-        for chunk, (_, _, name) in enumerate(json.loads(chunks), first):
+        for chunk, _, name in self.segments.chunks_of(path):
             if name:
                 named[name].append(chunk)
         return dict(named)

@@ -18,7 +18,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -489,18 +489,6 @@ class Segments:
         self.traits = self.traits[self.ids]
         self.firsts = firsts
 
-    @cached_property
-    def number_of(self) -> dict[int, int]:
-        """The number of each file, keyed by the file's id in the database."""
-        return {file: number for number, file in enumerate(self.ids.tolist())}
-
-    def first_chunk(self, file: int) -> int | None:
-        """Returns a file's first chunk, given the file's id in the database, or None if the file lacks the prefix."""
-        number = self.number_of.get(file)
-        if number is None:
-            return None
-        return int(self.firsts[number])
-
     def _column(self, name: str) -> np.ndarray:
         """Reads one array across all segments."""
         rows = self.database.execute(f"SELECT {name} FROM segments ORDER BY id")
@@ -519,6 +507,15 @@ class Segments:
         """Returns each file's path, without the prefix."""
         query = "SELECT path FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
         return [path.removeprefix(self.prefix) for (path,) in self.database.execute(query, (self.prefix,))]
+
+    def chunks_of(self, path: str) -> list[tuple[int, int, str]]:
+        """Returns (chunk, last line, name) for each chunk of a file, or [] if the file is not in the segments."""
+        query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
+        for file, places in self.database.execute(query, (path,)):
+            for number in np.flatnonzero(self.ids == file):
+                first = int(self.firsts[number])
+                return [(chunk, end, name) for chunk, (_, end, name) in enumerate(json.loads(places), first)]
+        return []
 
     def names(self, chunks: np.ndarray) -> list[str]:
         """Returns the qualified names of chunks, or "" for chunks without a name."""

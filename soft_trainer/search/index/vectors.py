@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from hashlib import blake2b
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -65,15 +65,17 @@ def embed_chunks(
     total = unencoded(database)
     deadline = time.perf_counter() + seconds
     with Progress("Encoding" if progress else None, total, "chunk") as bar:
-        while group := list(islice(pending, size)):
+        for number in count():
+            group = list(islice(pending, size))
+            if not group:
+                break
             started = time.perf_counter()
             _commit(database, index_dir, encoder, state, group)
             ended = time.perf_counter()
             rate = len(group) / max(ended - started, 1e-3)
-            first = bar.done == 0
             bar.update(len(group))
             left = (total - bar.done) / rate
-            if progress and first and left > LINE_SECONDS:
+            if progress and number == 1 and left > LINE_SECONDS:
                 faster = ""
                 if encoder.runtime == "torch" and not has_onnxruntime():
                     faster = ", or a third of that with the extra: pip install -c constraints.txt -e '.[onnx]'"
