@@ -487,25 +487,22 @@ class CodeIndex:
     def statistics(self) -> dict:
         """Returns statistics such as the number of files, chunks, skipped files and encoded chunks."""
         with self._turn():
-            return self._statistics()
-
-    def _statistics(self) -> dict:
-        files, chunks = self._counts()
-        reasons = Counter(self.skipped().values())
-        skipped = dict(sorted(reasons.items(), key=lambda row: (-row[1], row[0])))
-        vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
-        size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
-        counts = {"files": files, "chunks": chunks, "vendored": vendored, "skipped": skipped, "bytes": size}
-        counts["garbled"] = len(self.garbled())
-        counts["model"] = self.model
-        if self.model:
-            counts["encoded"] = chunks - vectors.unencoded(self.database)
-        if self.truncate_dim:
-            counts["truncate_dim"] = self.truncate_dim
-        memory = store.get_meta(self.database, "memory")
-        if memory:
-            counts["commits"] = {name: memory[name] for name in ("read", "kept", "measured")}
-        return counts
+            files, chunks = self._counts()
+            reasons = Counter(self.skipped().values())
+            skipped = dict(sorted(reasons.items(), key=lambda row: (-row[1], row[0])))
+            vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
+            size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
+            counts = {"files": files, "chunks": chunks, "vendored": vendored, "skipped": skipped, "bytes": size}
+            counts["garbled"] = len(self.garbled())
+            counts["model"] = self.model
+            if self.model:
+                counts["encoded"] = chunks - vectors.unencoded(self.database)
+            if self.truncate_dim:
+                counts["truncate_dim"] = self.truncate_dim
+            memory = store.get_meta(self.database, "memory")
+            if memory:
+                counts["commits"] = {name: memory[name] for name in ("read", "kept", "measured")}
+            return counts
 
     def evidence(self, lexical: bool = False) -> list[str]:
         """Returns what a search can rank results by, such as `["words", "commits", "encoder base"]`.
