@@ -12,7 +12,6 @@ from refusals import refused
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.index import listing
 from soft_trainer.search.index.git_listing import list_ignored
 from soft_trainer.search.index.globs import path_filter
 from soft_trainer.search.index.listing import list_tree
@@ -306,14 +305,6 @@ def test_the_shortcut_for_ordinary_names_changes_nothing(tmp_path):
     plain = list_tree(str(tmp_path))
     assert plain == list_tree(str(tmp_path), exclude=["nothing"])  # with a pattern, the shortcut is not used
     assert "plain.py" in plain.files and plain.skipped["id_rsa.py"] == "secret"
-
-
-def test_most_files_are_judged_by_one_expression(tmp_path, monkeypatch):
-    tree = write_tree(tmp_path / "tree", {"a.py": "x", "b/c.go": "x", "id_rsa.py": "x", "d.lock": "x"})
-    asked = []
-    monkeypatch.setattr(listing, "_reason_against_name", lambda name: asked.append(name) or "")
-    list_tree(str(tree))
-    assert sorted(asked) == ["d.lock", "id_rsa.py"]
 
 
 PARAGRAPH = "A paragraph of prose is one long line in many books and manuals. " * 8 + "\n\n"
