@@ -84,7 +84,10 @@ def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
             return source[at : at + _READ_BYTES]
         return b""
 
-    root = parser(language).parse(read).root_node
+    try:
+        root = parser(language).parse(read).root_node
+    except SystemError as error:  # the parser goes on after Ctrl-C in `read`, and then fails
+        raise KeyboardInterrupt from error
     broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children))
     if broken or time.monotonic() > deadline:
         return None

@@ -393,12 +393,11 @@ def files_below(database: sqlite3.Connection, prefix: str = "") -> list[int]:
 def indexed_path(database: sqlite3.Connection, path: str) -> str:
     """Returns the path of the indexed file that a user means by a path, whose letters may be composed differently."""
     path = storable(path)
-    query = "SELECT path FROM files WHERE path = ?"
-    if path.isascii() or database.execute(query, (path,)).fetchone():
+    if path.isascii():
         return path
     wanted = composed(path)
-    paths = (known for (known,) in database.execute("SELECT path FROM files"))
-    return next((known for known in paths if composed(known) == wanted), path)
+    same = [known for (known,) in database.execute("SELECT path FROM files") if composed(known) == wanted]
+    return max(same, key=path.__eq__, default=path)
 
 
 def compact(database: sqlite3.Connection) -> None:
@@ -461,12 +460,9 @@ class Segments:
         self.database = database
         self.prefix = prefix
         self.ids = np.array(files_below(database, prefix), np.int64)
-        self.lengths = self._column("lengths")
-        self.owners = self._column("owners")
-        self.kinds = self._column("kinds")
-        self.digests = self._column("digests")
-        self.languages = self._column("languages")
-        self.traits = self._column("traits").reshape(-1, len(TRAITS))
+        columns = map(self._column, _ARRAYS)
+        self.lengths, self.owners, self.kinds, self.digests, self.languages, traits = columns
+        self.traits = traits.reshape(-1, len(TRAITS))
         stored_files = len(self.languages)
         self.firsts = np.searchsorted(self.owners, np.arange(stored_files + 1))
         self._numbers = None  # each stored chunk's number here, or -1; None if they are the same
