@@ -126,8 +126,11 @@ class CodeIndex:
             store.write_settings(target, folder=real, patterns=patterns, history=history)
         try:
             index = cls.open(target)
-            if not settings and model is None:
-                index._use_default_encoder()
+            if not settings and model is None and DEFAULT_ENCODER:
+                try:
+                    index.use_encoder(DEFAULT_ENCODER)
+                except UserError as error:
+                    index.notify(f"searching only by words: {error}")
             if words_only:
                 index._update_words(progress, wait=True)
             else:
@@ -218,7 +221,14 @@ class CodeIndex:
                 fewer dimensions than `truncate_dim`.
         """
         if model in NO_ENCODER:
-            self._drop_encoder()
+            with self._turn(), store.write_lock(self.index_dir, True, store.ENCODING_LOCK):
+                with store.transaction(self.database):
+                    self.database.execute("DELETE FROM vectors")
+                    self.database.execute("DELETE FROM meta WHERE key = 'vectors'")
+                with store.write_lock(self.index_dir):
+                    store.write_settings(self.index_dir, model=None, truncate_dim=None)
+                for path in self.index_dir.glob("vectors-*.f16"):
+                    path.unlink(missing_ok=True)
             model = None
         self._choice(model, truncate_dim)  # raises an error before the files are read
         changed = self._update_words(progress, wait=True)
@@ -311,25 +321,6 @@ class CodeIndex:
                 store.write_settings(self.index_dir, model=name, truncate_dim=truncate_dim)
             vectors.start_encoding(self.database, name, truncate_dim, encoder)
             self._keep(name, truncate_dim, encoder)
-
-    def _use_default_encoder(self) -> None:
-        """Gives a new index the encoder in the package. If its files cannot be written, a search uses only words."""
-        try:
-            if DEFAULT_ENCODER is not None:
-                self.use_encoder(DEFAULT_ENCODER)
-        except UserError as error:
-            self.notify(f"searching only by words: {error}")
-
-    def _drop_encoder(self) -> None:
-        """Removes all embeddings, so that searches use only words."""
-        with self._turn(), store.write_lock(self.index_dir, True, store.ENCODING_LOCK):
-            with store.transaction(self.database):
-                self.database.execute("DELETE FROM vectors")
-                self.database.execute("DELETE FROM meta WHERE key = 'vectors'")
-            with store.write_lock(self.index_dir):
-                store.write_settings(self.index_dir, model=None, truncate_dim=None)
-            for path in self.index_dir.glob("vectors-*.f16"):
-                path.unlink(missing_ok=True)
 
     def remember(
         self, progress: bool = False, wait: bool = True, repository: str | None = None, tip: str | None = None

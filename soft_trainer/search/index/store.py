@@ -106,15 +106,14 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
         UserError: the index folder is inside the tree, belongs to another user, or cannot be created.
     """
     if os.path.commonpath([os.path.realpath(index_dir), folder]) == folder:
-        place = "inside the indexed tree"
-        raise UserError(f"index_dir={index_dir}: {place}; choose a folder outside {folder}")
+        raise UserError(f"index_dir={index_dir}: inside the indexed tree; choose a folder outside {folder}")
     try:
         index_dir.parent.mkdir(parents=True, exist_ok=True)
         index_dir.mkdir(mode=0o700, exist_ok=True)  # a folder that exists keeps its mode; the files have 0600
         _check_owner(index_dir)
     except OSError as error:
-        reason = error.strerror
-        raise UserError(f"{index_dir}: cannot write an index there ({reason}); choose another index_dir") from error
+        why = f"{index_dir}: cannot write an index there ({error.strerror})"
+        raise UserError(f"{why}; choose another index_dir") from error
 
 
 def _check_owner(index_dir: Path) -> None:
