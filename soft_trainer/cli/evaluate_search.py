@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"max_queries={arguments.max_queries}: expected 1 or more")
     if arguments.output:
         check_writable(Path(arguments.output).parent, f"output={arguments.output}")
-    text, answers = (_history if arguments.history else _files)(arguments)
+    with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
+        text, answers = (_history if arguments.history else _files)(arguments, scratch)
     sys.stdout.write(text + "\n")
     if arguments.output:
         Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
@@ -97,12 +98,7 @@ def _index(arguments: argparse.Namespace, tree: str, place: str | Path) -> Itera
             print_on_main(notice)
 
 
-def _files(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
-    with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
-        return _measured_files(arguments, scratch)
-
-
-def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
+def _files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
     """Runs queries on one or more indexed trees. Returns the table, and the results of each query."""
     if arguments.folder:
         folder = source_folder(arguments.folder)
@@ -126,7 +122,7 @@ def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, l
     return text, [{"repo": o.judged.tree, "query": o.judged.query, "paths": o.paths} for o in outcomes]
 
 
-def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
+def _history(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
     """Compares word search, commit memory and models. The queries come from a repository's newest commits.
 
     Returns:

@@ -102,34 +102,13 @@ class CodeIndex:
             UserError: the folder does not exist, `index_dir` cannot be used, the model cannot be loaded, or the model
                 has fewer dimensions than `truncate_dim`.
         """
-        choice = {"exclude": exclude, "include": include, "history": history, "words_only": words_only}
-        try:
-            return cls._build(folder, index_dir, model, progress, truncate_dim, **choice)
-        except store.DamagedIndex:  # it is marked now, so the next call makes it again
-            return cls._build(folder, index_dir, model, progress, truncate_dim, **choice)
-
-    @classmethod
-    def _build(
-        cls,
-        folder: str | os.PathLike[str],
-        index_dir: str | os.PathLike[str] | None,
-        model: str | os.PathLike[str] | None,
-        progress: bool,
-        truncate_dim: int | None,
-        exclude: str | Sequence[str] | None,
-        include: str | Sequence[str] | None,
-        history: bool | None,
-        words_only: bool,
-    ) -> CodeIndex:
         real = store.real_folder(folder)
         target = Path(index_dir or store.default_index_dir(real))
         if truncate_dim is not None and model is None and not (target / store.DATABASE).is_file():
             raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; set one with model=NAME")
         store.make_index_dir(target, real)
         with _disk_errors(target), store.write_lock(target):
-            database = store.connect(target, create=True)
             settings = store.read_settings(target)
-            is_new = "folder" not in settings
             kept = settings.get("folder", real)
             if kept != real and os.path.isdir(kept):
                 raise UserError(f"{target}: already contains the index of {kept}; choose another index_dir")
@@ -139,18 +118,25 @@ class CodeIndex:
                     given = [given]
                 if given is not None:
                     patterns = patterns | {kind: [pattern for pattern in given if pattern]}
-            if is_new and not patterns and real == os.path.realpath(os.path.dirname(os.__file__)):
+            if not settings and not patterns and real == os.path.realpath(os.path.dirname(os.__file__)):
                 patterns = {"exclude": list(LIBRARY_TESTS)}
             if history is None:
                 history = settings.get("history", True)
+            store.connect(target, create=True).close()
             store.write_settings(target, folder=real, patterns=patterns, history=history)
-        index = cls(target, database)
-        if is_new and model is None:
-            index._use_default_encoder()
-        if words_only:
-            index._update_words(progress, wait=True)
-        else:
-            index.update(model=model, progress=progress, truncate_dim=truncate_dim)
+        try:
+            index = cls.open(target)
+            if not settings and model is None and DEFAULT_ENCODER:
+                try:
+                    index.use_encoder(DEFAULT_ENCODER)
+                except UserError as error:
+                    index.notify(f"searching only by words: {error}")
+            if words_only:
+                index._update_words(progress, wait=True)
+            else:
+                index.update(model=model, progress=progress, truncate_dim=truncate_dim)
+        except store.DamagedIndex:  # it is marked now, so the next call makes it again
+            return cls.build(real, target, model, progress, truncate_dim, words_only=words_only)
         return index
 
     @classmethod
@@ -235,7 +221,14 @@ class CodeIndex:
                 fewer dimensions than `truncate_dim`.
         """
         if model in NO_ENCODER:
-            self._drop_encoder()
+            with self._turn(), store.write_lock(self.index_dir, True, store.ENCODING_LOCK):
+                with store.transaction(self.database):
+                    self.database.execute("DELETE FROM vectors")
+                    self.database.execute("DELETE FROM meta WHERE key = 'vectors'")
+                with store.write_lock(self.index_dir):
+                    store.write_settings(self.index_dir, model=None, truncate_dim=None)
+                for path in self.index_dir.glob("vectors-*.f16"):
+                    path.unlink(missing_ok=True)
             model = None
         self._choice(model, truncate_dim)  # raises an error before the files are read
         changed = self._update_words(progress, wait=True)
@@ -287,7 +280,7 @@ class CodeIndex:
         """
         if model not in NO_ENCODER and (model, truncate_dim) != (None, None):
             self.use_encoder(model, truncate_dim)
-        if self.model is None or not (wait or self._embeddings) or not self._unencoded():
+        if self.model is None or not (wait or self._embeddings) or not vectors.unencoded(self.database):
             return
         with self._turn(), store.write_lock(self.index_dir, wait, store.ENCODING_LOCK) as held:
             if not held:
@@ -306,13 +299,6 @@ class CodeIndex:
                 vectors.start_encoding(self.database, name, truncate_dim, encoder)
                 vectors.embed_chunks(self.database, self.index_dir, encoder, progress, seconds)
                 self._keep(name, truncate_dim, encoder)
-
-    def _unencoded(self) -> int:
-        """Counts the chunks without an embedding."""
-        if self._embeddings and not self.prefix:
-            with self.snapshot() as snapshot:  # cached for the search that follows
-                return snapshot.missing
-        return vectors.unencoded(self.database)
 
     def use_encoder(self, model: str | os.PathLike[str] | None = None, truncate_dim: int | None = None) -> None:
         """Loads an encoder for the index, and deletes embeddings that came from a different encoder.
@@ -335,25 +321,6 @@ class CodeIndex:
                 store.write_settings(self.index_dir, model=name, truncate_dim=truncate_dim)
             vectors.start_encoding(self.database, name, truncate_dim, encoder)
             self._keep(name, truncate_dim, encoder)
-
-    def _use_default_encoder(self) -> None:
-        """Gives a new index the encoder in the package. If its files cannot be written, a search uses only words."""
-        try:
-            if DEFAULT_ENCODER is not None:
-                self.use_encoder(DEFAULT_ENCODER)
-        except UserError as error:
-            self.notify(f"searching only by words: {error}")
-
-    def _drop_encoder(self) -> None:
-        """Removes all embeddings, so that searches use only words."""
-        with self._turn(), store.write_lock(self.index_dir, True, store.ENCODING_LOCK):
-            with store.transaction(self.database):
-                self.database.execute("DELETE FROM vectors")
-                self.database.execute("DELETE FROM meta WHERE key = 'vectors'")
-            with store.write_lock(self.index_dir):
-                store.write_settings(self.index_dir, model=None, truncate_dim=None)
-            for path in self.index_dir.glob("vectors-*.f16"):
-                path.unlink(missing_ok=True)
 
     def remember(
         self, progress: bool = False, wait: bool = True, repository: str | None = None, tip: str | None = None
@@ -511,25 +478,22 @@ class CodeIndex:
     def statistics(self) -> dict:
         """Returns statistics such as the number of files, chunks, skipped files and encoded chunks."""
         with self._turn():
-            return self._statistics()
-
-    def _statistics(self) -> dict:
-        files, chunks = self._counts()
-        reasons = Counter(self.skipped().values())
-        skipped = dict(sorted(reasons.items(), key=lambda row: (-row[1], row[0])))
-        vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
-        size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
-        counts = {"files": files, "chunks": chunks, "vendored": vendored, "skipped": skipped, "bytes": size}
-        counts |= {trait: len(self.with_trait(trait)) for trait in ("garbled", "broken")}
-        counts["model"] = self.model
-        if self.model:
-            counts["encoded"] = chunks - self._unencoded()
-        if self.truncate_dim:
-            counts["truncate_dim"] = self.truncate_dim
-        memory = store.get_meta(self.database, "memory")
-        if memory:
-            counts["commits"] = {name: memory[name] for name in ("read", "kept", "measured")}
-        return counts
+            files, chunks = self._counts()
+            reasons = Counter(self.skipped().values())
+            skipped = dict(sorted(reasons.items(), key=lambda row: (-row[1], row[0])))
+            vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
+            size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
+            counts = {"files": files, "chunks": chunks, "vendored": vendored, "skipped": skipped, "bytes": size}
+            counts |= {trait: len(self.with_trait(trait)) for trait in ("garbled", "broken")}
+            counts["model"] = self.model
+            if self.model:
+                counts["encoded"] = chunks - vectors.unencoded(self.database)
+            if self.truncate_dim:
+                counts["truncate_dim"] = self.truncate_dim
+            memory = store.get_meta(self.database, "memory")
+            if memory:
+                counts["commits"] = {name: memory[name] for name in ("read", "kept", "measured")}
+            return counts
 
     def evidence(self, lexical: bool = False) -> list[str]:
         """Returns what a search can rank results by, such as `["words", "commits", "encoder base"]`.

@@ -74,13 +74,8 @@ class Snapshot:
             files &= np.isin(segments.languages, numbers)
         if path:
             pattern = path_filter(path)
-            matching = np.zeros(len(files), bool)
-            for file, full in self.database.execute("SELECT id, path FROM files"):
-                number = segments.number_of.get(file)
-                if number is not None:
-                    own = composed(full.removeprefix(self.prefix))
-                    matching[number] = bool(pattern.fullmatch(own) or pattern.fullmatch(composed(label) + own))
-            files &= matching
+            for number, own in enumerate(map(composed, segments.paths())):
+                files[number] &= bool(pattern.fullmatch(own) or pattern.fullmatch(composed(label) + own))
         chunks = files[segments.owners]
         if name:
             chunks &= self._named(name)
@@ -125,16 +120,9 @@ class Snapshot:
 
         Returns None if the file is not in the index, or if the line is after the file's last chunk.
         """
-        query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
-        row = self.database.execute(query, (store.indexed_path(self.database, self.prefix + path),)).fetchone()
-        if row is None:
-            return None
-        file, chunks = row
-        first = self.segments.first_chunk(file)
-        for chunk, (_, end, _) in enumerate(json.loads(chunks), first):
-            if line <= end:
-                return chunk
-        return None
+        path = store.indexed_path(self.database, self.prefix + path)
+        ends = ((chunk, end) for chunk, end, _ in self.segments.chunks_of(path))
+        return next((chunk for chunk, end in ends if line <= end), None)
 
     def result(self, chunk: int, score: float = 0.0, label: str = "", votes: Sequence[int] = ()) -> SearchResult:
         """Returns a chunk as a search result, with its text and the most similar commits that voted for it.

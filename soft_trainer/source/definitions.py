@@ -117,7 +117,10 @@ def _parse(source: bytes, language: str, deadline: float) -> Node | None:
             return source[at : at + _READ_BYTES]
         return b""
 
-    root = parser(language).parse(read).root_node
+    try:
+        root = parser(language).parse(read).root_node
+    except SystemError as error:  # the parser goes on after Ctrl-C in `read`, and then fails
+        raise KeyboardInterrupt from error
     broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children))
     return None if broken or time.monotonic() > deadline else root
 

@@ -63,7 +63,8 @@ class Tree:
             file.write(NEW_CLASS.format(n=self.number))
 
     def rename(self, path):
-        return path.rename(path.with_name(f"{self.random.choice('az')}{self.number}.py"))
+        suffix = self.random.choice([".py", ".py", ".md", ".txt"])  # the same content in another language
+        return path.rename(path.with_name(f"{self.random.choice('az')}{self.number}{suffix}"))
 
     def remove(self, path):
         path.unlink()
@@ -119,6 +120,8 @@ def check(tree, index, fresh, near):
             assert old.search(query) == new.search(query)
         for name in names:
             assert old.search("visitors self value", 50, name=name) == new.search("visitors self value", 50, name=name)
+        for filters in ({"language": "python"}, {"tests": "no"}):
+            assert old.search(lines[0], **filters) == new.search(lines[0], **filters)
         pattern = f"{near[0].parent.name}/**"
         assert old.search(lines[0], 50, path=pattern) == new.search(lines[0], 50, path=pattern)
     inside = f"{parts[0].relative_to(tree.folder)}/"
@@ -142,7 +145,8 @@ def follow(tmp_path, seed, model, history, files=150, largest=2500, changes=6):
     index = CodeIndex.build(tree.folder, tmp_path / f"index {seed}", **choice)
     dead = 0
     for number in range(changes):
-        near = tree.change()
+        for _ in range(tree.random.choice([1, 1, 2])):
+            near = tree.change()
         index.refresh()
         if history:
             index.remember()

@@ -1,7 +1,6 @@
 """Building, updating and searching an index."""
 
 import os
-import random
 import shlex
 import shutil
 import sqlite3
@@ -118,69 +117,6 @@ def test_update_reads_only_what_changed(index, tree, monkeypatch):
     assert index.search("brand_new")[0].path == "new.py" and index.search("parse_time")
     assert "README.md" not in paths(index.search("payment provider"))
     assert "parse_date" not in [result.name for result in index.search("parse_date")]
-
-
-def test_an_updated_index_answers_as_a_fresh_one(tree, tmp_path):
-    index = CodeIndex.build(tree)
-    rng = np.random.default_rng(0)
-    for number in range(20):
-        name = f"src/module_{rng.integers(6)}.py"
-        write_tree(tree, {name: f"def function_{number}(cart):\n    return parse_date(cart) + {number}\n" * 30})
-        if number % 5 == 4:
-            (tree / name).unlink()
-        index.update()
-    fresh = CodeIndex.build(tree, tmp_path / "fresh")
-    for query in ("parse_date", "cart", "how are prices summed up", "function_19"):
-        old, new = index.search(query, 30), fresh.search(query, 30)
-        assert {(r.path, r.start_line) for r in old} == {(r.path, r.start_line) for r in new}
-    sizes = [one.statistics()["bytes"] for one in (index, fresh)]
-    assert sizes[0] <= 1.1 * sizes[1] + 32_768  # pages of 4 KiB: a few more or less in an index so small
-
-
-def edit(tree, rng, number):
-    """Makes a random change to a tree: a new, changed, renamed, moved or removed file."""
-    name = f"src/{rng.choice(['', 'a/', 'a/b/', 'z/'])}m{rng.randrange(6)}{rng.choice(['.py', '.go', '.md'])}"
-    files = sorted(path for path in tree.rglob("*") if path.is_file() and path.name != ".gitignore")
-    old = rng.choice(files)
-    action = rng.choice(["write", "write", "write", "append", "rename", "remove"])
-    if action == "write" or len(files) < 4:
-        body = "".join(
-            f"def parse_{rng.randrange(9)}(cart, date):\n    return cart\n\n\n" for _ in range(rng.randrange(5))
-        )
-        write_tree(tree, {name: f"{body}# number {rng.randrange(9)} of the cart\n"})
-    elif action == "append":
-        old.write_text(old.read_text() + f"\n\ndef total_{number}(price):\n    return price\n")
-    elif action == "rename":
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        old.rename(tree / name)
-    else:
-        old.unlink()
-
-
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(2, 42), marks=pytest.mark.slow)])
-@pytest.mark.parametrize("model", [None, "stub"])
-def test_an_updated_index_ranks_as_a_fresh_one(tmp_path, monkeypatch, stub, seeds, model):
-    for seed in seeds:
-        rng = random.Random(seed)
-        tree = write_tree(tmp_path / str(seed), FILES)
-        monkeypatch.setattr(store, "MAX_SEGMENTS", rng.choice([1, 3, 100]))
-        monkeypatch.setattr(store, "MAX_DEAD_SHARE", rng.choice([0.05, 100.0]))
-        monkeypatch.setattr(store, "SEGMENT_CHUNKS", rng.choice([5, 2000]))
-        index = CodeIndex.build(tree, model=model)
-        for number in range(rng.randint(4, 12)):
-            edit(tree, rng, number)
-            if rng.random() < 0.7:
-                index.update()
-        index.update()
-        fresh = CodeIndex.build(tree, tmp_path / f"fresh {seed}", model=model)
-        queries = ["parse_3", "cart", "how are prices of a cart summed up", "parse date", "number 4", "total price"]
-        for query in queries:
-            assert index.search(query, 50) == fresh.search(query, 50), (seed, query)
-        assert index.search("cart", 50, path="src/**", language="python") == fresh.search(
-            "cart", 50, path="src/**", language="python"
-        )
-        first = fresh.search("cart", 1)[0]
-        assert index.similar(first.path, first.start_line) == fresh.similar(first.path, first.start_line)
 
 
 def test_a_fault_elsewhere_is_not_taken_for_damage(tree, index, monkeypatch):

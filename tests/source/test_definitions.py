@@ -1,6 +1,7 @@
 """Definitions have the names that their languages give them, also where macros stand between."""
 
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -142,3 +143,11 @@ def test_files_made_to_be_slow_take_little_time(text):
     started = time.process_time()
     assert len(_without_macros(source)) == len(source)
     assert time.process_time() - started < 2
+
+
+def test_ctrl_c_in_the_parser_is_no_other_error(monkeypatch):
+    monkeypatch.setattr(
+        "soft_trainer.source.definitions.time.monotonic", Mock(side_effect=[0, KeyboardInterrupt, 1, 1, 1])
+    )
+    with pytest.raises(KeyboardInterrupt):
+        parse(b"x = 1\n" * 20_000, "python")

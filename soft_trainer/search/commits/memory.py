@@ -97,15 +97,10 @@ class CommitMemory:
 
     def functions(self, number: int) -> list[list[int]]:
         """Returns the chunks of each function that a commit changed. Functions that no longer exist are omitted."""
-        row = self.database.execute("SELECT functions FROM commits WHERE number = ?", (number,)).fetchone()
-        if row is None:
-            return []
         found = []
-        for path, name in json.loads(row[0]):
-            chunks = self._chunks(path, name, number)
-            if chunks:
-                found.append(chunks)
-        return found
+        for (functions,) in self.database.execute("SELECT functions FROM commits WHERE number = ?", (number,)):
+            found += [self._chunks(path, name, number) for path, name in json.loads(functions)]
+        return list(filter(None, found))
 
     def commit(self, number: int) -> Commit:
         """Returns a commit's short hash, date and subject, to display with a result."""
@@ -135,13 +130,10 @@ class CommitMemory:
 
     def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the positions of the commits whose subject contains a term, and the term's count in each subject."""
-        row = self.database.execute(
-            "SELECT width, chunks, counts FROM commit_postings WHERE term = ?", (term,)
-        ).fetchone()
-        if row is None:
-            return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        width, commits, counts = row
-        return store.unpack(width, commits), np.frombuffer(counts, np.uint8).astype(np.float32)
+        query = "SELECT width, chunks, counts FROM commit_postings WHERE term = ?"
+        for width, commits, counts in self.database.execute(query, (term,)):
+            return store.unpack(width, commits), np.frombuffer(counts, np.uint8).astype(np.float32)
+        return np.zeros(0, np.int64), np.zeros(0, np.float32)
 
     def _chunks(self, path: str, name: str, number: int) -> list[int]:
         """Returns a function's current chunks, given the function's path and name in a commit."""
@@ -149,11 +141,14 @@ class CommitMemory:
         if path is None:
             return []
         if path not in self._places:
-            self._places[path] = self._names_of(path)
+            places = defaultdict(list)
+            for chunk, _, own in self.segments.chunks_of(path):
+                places[own].append(chunk)
+            self._places[path] = dict(places)
         places = self._places[path]
         # The name of a chunk may include enclosing functions, which mining drops.
         inner = (own for own in places if own.endswith(f".{name}"))
-        return places.get(name) or places.get(next(inner, ""), [])
+        return places.get(name) or places.get(next(inner, None), [])
 
     def present_path(self, path: str, number: int) -> str | None:
         """Returns a file's current path in the indexed folder, following renames since a commit.
@@ -185,19 +180,6 @@ class CommitMemory:
             return True
         path = path.removeprefix(self.folder)
         return self.database.execute("SELECT 1 FROM files WHERE path = ?", (path,)).fetchone() is not None
-
-    def _names_of(self, path: str) -> dict[str, list[int]]:
-        """Returns a file's chunks, keyed by name."""
-        query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
-        file, chunks = self.database.execute(query, (path,)).fetchone() or (-1, "[]")
-        first = self.segments.first_chunk(file)
-        named = defaultdict(list)
-        if first is None:
-            return named
-        for chunk, (_, _, name) in enumerate(json.loads(chunks), first):
-            if name:
-                named[name].append(chunk)
-        return dict(named)
 
 
 class Choice(NamedTuple):

@@ -228,39 +228,23 @@ class _Lister:
     def _reason_against_file(self, path: str, name: str, status: os.stat_result) -> str:
         if not stat.S_ISREG(status.st_mode):
             return "link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
-        ordinary = _ORDINARY.fullmatch(name)
-        reason = "" if ordinary else _reason_against_name(name)
-        if reason:
-            return reason
-        if not ordinary and f"{self.root}/{path}".endswith(_SECRET_PATHS):
+        lower = name.lower()
+        if _NOT_UTF8.search(name):
+            return "a name that is not UTF-8"
+        if name in _REPOSITORIES:
+            return "data of a repository"
+        if (_SECRET.match(lower) and not _HARMLESS.match(lower)) or f"{self.root}/{path}".endswith(_SECRET_PATHS):
             return "secret"
-        if self.exclude and _matches(path, self.exclude):
+        if _matches(path, self.exclude):
             return "excluded"
-        if ordinary or path in self.listing.included:
+        if path in self.listing.included:
             return ""
-        return _kind(name.lower(), status.st_size)
-
-
-def _reason_against_name(name: str) -> str:
-    """Returns the reason to skip a file with this name even if it matches an `include` pattern, or ""."""
-    lower = name.lower()
-    if _NOT_UTF8.search(name):
-        return "a name that is not UTF-8"
-    if name in _REPOSITORIES:
-        return "data of a repository"
-    if _SECRET.match(lower) and not _HARMLESS.match(lower):
-        return "secret"
-    return ""
-
-
-def _kind(lower: str, size: int) -> str:
-    """Returns the type of a file that contains no code, such as "lock file", or "". `lower` is the lower-case name."""
-    for kind, ends in _KINDS.items():
-        if lower.endswith(ends):
-            return kind
-    if size > MAX_DATA_BYTES and lower.endswith(_DATA_IF_LARGE):
-        return "data"
-    return ""
+        for kind, ends in _KINDS.items():
+            if lower.endswith(ends):
+                return kind
+        if status.st_size > MAX_DATA_BYTES and lower.endswith(_DATA_IF_LARGE):
+            return "data"
+        return ""
 
 
 def _matches(path: str, patterns: list[re.Pattern[str]]) -> bool:

@@ -36,7 +36,10 @@ def _written(notebook: dict) -> tuple[bytes, str]:
     written = {}
     for number, cell in enumerate(notebook["cells"]):
         written[f"{mark}-{number}"] = f"# %% [{cell['cell_type']}]"
-        lines = _lines(cell["source"])
+        texts = [cell["source"]] if isinstance(cell["source"], str) else cell["source"]
+        lines = []
+        for text in texts:
+            lines += text.removesuffix("\n").replace("\r", "").split("\n")
         marks = [f"{mark}-{number}-{place}" for place in range(len(lines))]
         written |= dict(zip(marks, lines, strict=True))
         cell |= {"cell_type": f"{mark}-{number}", "source": marks}
@@ -56,10 +59,3 @@ def cells(text: bytes) -> Iterator[tuple[int, str, bytes]]:
     for mark, end in zip(marks, ends, strict=False):
         start = mark.end() + 1
         yield text.count(b"\n", 0, start), mark[1].decode(), text[start:end]
-
-
-def _lines(source: str | list[str]) -> list[str]:
-    lines = []
-    for text in [source] if isinstance(source, str) else source:
-        lines += text.removesuffix("\n").replace("\r", "").split("\n")
-    return lines

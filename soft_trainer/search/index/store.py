@@ -18,7 +18,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -106,15 +106,14 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
         UserError: the index folder is inside the tree, belongs to another user, or cannot be created.
     """
     if os.path.commonpath([os.path.realpath(index_dir), folder]) == folder:
-        place = "inside the indexed tree"
-        raise UserError(f"index_dir={index_dir}: {place}; choose a folder outside {folder}")
+        raise UserError(f"index_dir={index_dir}: inside the indexed tree; choose a folder outside {folder}")
     try:
         index_dir.parent.mkdir(parents=True, exist_ok=True)
         index_dir.mkdir(mode=0o700, exist_ok=True)  # a folder that exists keeps its mode; the files have 0600
         _check_owner(index_dir)
     except OSError as error:
-        reason = error.strerror
-        raise UserError(f"{index_dir}: cannot write an index there ({reason}); choose another index_dir") from error
+        why = f"{index_dir}: cannot write an index there ({error.strerror})"
+        raise UserError(f"{why}; choose another index_dir") from error
 
 
 def _check_owner(index_dir: Path) -> None:
@@ -393,12 +392,11 @@ def files_below(database: sqlite3.Connection, prefix: str = "") -> list[int]:
 def indexed_path(database: sqlite3.Connection, path: str) -> str:
     """Returns the path of the indexed file that a user means by a path, whose letters may be composed differently."""
     path = storable(path)
-    query = "SELECT path FROM files WHERE path = ?"
-    if path.isascii() or database.execute(query, (path,)).fetchone():
+    if path.isascii():
         return path
     wanted = composed(path)
-    paths = (known for (known,) in database.execute("SELECT path FROM files"))
-    return next((known for known in paths if composed(known) == wanted), path)
+    same = [known for (known,) in database.execute("SELECT path FROM files") if composed(known) == wanted]
+    return max(same, key=path.__eq__, default=path)
 
 
 def compact(database: sqlite3.Connection) -> None:
@@ -461,12 +459,9 @@ class Segments:
         self.database = database
         self.prefix = prefix
         self.ids = np.array(files_below(database, prefix), np.int64)
-        self.lengths = self._column("lengths")
-        self.owners = self._column("owners")
-        self.kinds = self._column("kinds")
-        self.digests = self._column("digests")
-        self.languages = self._column("languages")
-        self.traits = self._column("traits").reshape(-1, len(TRAITS))
+        columns = map(self._column, _ARRAYS)
+        self.lengths, self.owners, self.kinds, self.digests, self.languages, traits = columns
+        self.traits = traits.reshape(-1, len(TRAITS))
         stored_files = len(self.languages)
         self.firsts = np.searchsorted(self.owners, np.arange(stored_files + 1))
         self._numbers = None  # each stored chunk's number here, or -1; None if they are the same
@@ -489,18 +484,6 @@ class Segments:
         self.traits = self.traits[self.ids]
         self.firsts = firsts
 
-    @cached_property
-    def number_of(self) -> dict[int, int]:
-        """The number of each file, keyed by the file's id in the database."""
-        return {file: number for number, file in enumerate(self.ids.tolist())}
-
-    def first_chunk(self, file: int) -> int | None:
-        """Returns a file's first chunk, given the file's id in the database, or None if the file lacks the prefix."""
-        number = self.number_of.get(file)
-        if number is None:
-            return None
-        return int(self.firsts[number])
-
     def _column(self, name: str) -> np.ndarray:
         """Reads one array across all segments."""
         rows = self.database.execute(f"SELECT {name} FROM segments ORDER BY id")
@@ -519,6 +502,15 @@ class Segments:
         """Returns each file's path, without the prefix."""
         query = "SELECT path FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
         return [path.removeprefix(self.prefix) for (path,) in self.database.execute(query, (self.prefix,))]
+
+    def chunks_of(self, path: str) -> list[tuple[int, int, str]]:
+        """Returns (chunk, last line, name) for each chunk of a file, or [] if the file is not in the segments."""
+        query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
+        for file, places in self.database.execute(query, (path,)):
+            for number in np.flatnonzero(self.ids == file):
+                first = int(self.firsts[number])
+                return [(chunk, end, name) for chunk, (_, end, name) in enumerate(json.loads(places), first)]
+        return []
 
     def names(self, chunks: np.ndarray) -> list[str]:
         """Returns the qualified names of chunks, or "" for chunks without a name."""

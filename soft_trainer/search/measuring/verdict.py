@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -160,7 +161,9 @@ class ExternalSearch:
             except subprocess.TimeoutExpired:
                 code = -1
             finally:  # ends the processes that it started too
-                _kill_group(process)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             output.seek(0)
             answer = output.read(MAX_OUTPUT).decode(errors="replace")
         if code not in (0, 1) or (code == 1 and answer):  # a search that finds nothing often returns 1
@@ -168,14 +171,6 @@ class ExternalSearch:
             return []
         lines = filter(None, map(str.strip, answer.splitlines()))
         return [_place(line, tree) for line in islice(lines, DEPTH)]
-
-
-def _kill_group(process: subprocess.Popen) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:  # all processes have ended
-        pass
-    process.wait()
 
 
 def _place(line: str, tree: str) -> Place:

@@ -52,10 +52,7 @@ class PageServer(ThreadingHTTPServer):
             results, notices = self.served.search(query, MAX_RESULTS, **filters)
         wanted = query_terms(query)
         rows = []
-        texts: dict[str, str] = {}
         for result in results:
-            if result.path not in texts:
-                texts[result.path] = self.served.text_of(result.path) or ""
             lines = [number for number, _ in result.telling_lines(wanted)]
             path = quote(os.fsencode(self.served.index.full_path(result.path)))  # may not be UTF-8
             link = self.editor.replace("{path}", path).replace("{line}", str(result.start_line))

@@ -12,7 +12,6 @@ from refusals import refused
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.index import listing
 from soft_trainer.search.index.git_listing import list_ignored
 from soft_trainer.search.index.globs import path_filter
 from soft_trainer.search.index.listing import list_tree
@@ -293,33 +292,25 @@ def test_the_index_remembers_its_patterns(command, tree):
     assert command("search", "--folder", tree, "parse_date")[1].startswith("src/shop/dates.py")
 
 
-def test_an_ordinary_name_is_no_secret_and_of_no_kind():
-    endings = re.search(r"\(\?:(.*)\)", listing._ORDINARY.pattern)[1].split("|")
-    kinds = [end for ends in listing._KINDS.values() for end in ends] + list(listing._DATA_IF_LARGE)
-    names = listing._SECRETS.replace("*", "x").split() + kinds + ["x" + end for end in kinds]
-    names += [
-        "id_rsa.py",
-        "id_ed25519_old.go",
-        "x.min.js",
-        ".env.py",
-        "credentials.py",
-        "a b.py",
-        "a\u00e9.py",
-        "a.py\n",
+def test_the_shortcut_for_ordinary_names_changes_nothing(tmp_path):
+    stems = [
+        "plain",
+        "Two_words3",
+        "id_rsa",
+        "id_ed25519_old",
+        "x.min",
+        ".env",
+        "credentials",
+        "a b",
+        "a\u00e9",
+        "secrets",
     ]
-    for stem in [*names, "plain", "Two_words3"]:
-        for name in [stem, *(f"{stem}.{ending}" for ending in endings)]:
-            if listing._ORDINARY.fullmatch(name):
-                assert not listing._reason_against_name(name) and not listing._kind(name.lower(), 1 << 30), name
-    assert listing._ORDINARY.fullmatch("plain.py") and not listing._ORDINARY.fullmatch("id_rsa.py")
-
-
-def test_most_files_are_judged_by_one_expression(tmp_path, monkeypatch):
-    tree = write_tree(tmp_path / "tree", {"a.py": "x", "b/c.go": "x", "id_rsa.py": "x", "d.lock": "x"})
-    asked = []
-    monkeypatch.setattr(listing, "_reason_against_name", lambda name: asked.append(name) or "")
-    list_tree(str(tree))
-    assert sorted(asked) == ["d.lock", "id_rsa.py"]
+    for stem in stems:
+        for ending in ("py", "js", "lock", "pem", "py\n", "svg", "md", "po"):
+            (tmp_path / f"{stem}.{ending}").touch()
+    plain = list_tree(str(tmp_path))
+    assert plain == list_tree(str(tmp_path), exclude=["nothing"])  # with a pattern, the shortcut is not used
+    assert "plain.py" in plain.files and plain.skipped["id_rsa.py"] == "secret"
 
 
 PARAGRAPH = "A paragraph of prose is one long line in many books and manuals. " * 8 + "\n\n"
