@@ -12,6 +12,7 @@ COLUMNS_OF = {"query": QUERY_COLUMNS, "code": CODES}
 POSITIVES = ("positive", "positives", "pos")  # may list several positives of a row's query
 TEXT_ID = "code:"  # the start of a `url` that is the hash of a function
 OWN_ID = "_id"  # a query's id in BEIR, if a document of the corpus has the same id
+GROUP = "soft_trainer_group"  # a copy of the column that the user has set as group_column
 NEGATIVES = "negatives"  # functions, as texts or urls, that do not answer the row's query
 NEGATIVE_NAMES = (NEGATIVES, "neg", "hard_negatives", "negative", "negative_1")  # the last one with any number
 NEGATIVE = re.compile(r"neg|(hard_)?negatives?(_\d+)?")

@@ -14,7 +14,7 @@ import pyarrow as pa
 from datasets import Dataset, Features, Value
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.column_names import COLUMNS_OF, NEGATIVE
+from soft_trainer.data.column_names import COLUMNS_OF, GROUP, NEGATIVE
 from soft_trainer.data.columns import (
     ANY_COLUMNS,
     ColumnNames,
@@ -182,14 +182,16 @@ def read_source(
             tables.pop("train", None)
         elif {"train", "codebase"} <= tables.keys() and not divide:
             tables["test"] = tables.pop("train")
-    groups = _groups(tables, names.group, place)
+    if names.group is not None and "train" in tables:
+        tables["train"] = _with_groups(tables["train"], names.group, place)
     splits = make_splits(tables, place, names, check, files)
-    if groups is not None and tables.keys() != {"train"}:
+    if names.group is not None and tables.keys() != {"train"}:
         print_on_main(f"{place}: not using group_column={names.group}, because the rows are split already")
     if [*splits] == ["train"] and "codebase" not in tables:
         random = divide and (not named or bool({*needed} - {"train"}))
         try:
-            splits = divided(splits["train"], random, division, groups)
+            division = dataclasses.replace(division or Division(), group_column=names.group)
+            splits = divided(splits["train"], division, random)
         except UserError as error:
             raise UserError(f"{place}: {error}") from error
         if [*splits] == ["train"] and "train" not in needed:
@@ -197,19 +199,17 @@ def read_source(
     return splits
 
 
-def _groups(tables: Mapping[str, Dataset], column: str | None, place: str) -> list | None:
-    """Returns the group of each training row, or None if the user has not set the column.
+def _with_groups(rows: Dataset, column: str, place: str) -> Dataset:
+    """Copies the column of groups that the user has set, because it may also be the column of queries or ids.
 
     Raises:
         UserError: the column does not exist, or a row has no group.
     """
-    if column is None or "train" not in tables:
-        return None
-    check_column(tables["train"].column_names, "group_column", column, place)
-    groups = tables["train"][column][:]
+    check_column(rows.column_names, "group_column", column, place)
+    groups = rows[column][:]
     if None in groups:
         raise UserError(f"{place}, row {groups.index(None) + 1}: the group, column {column!r}, is missing or empty")
-    return groups
+    return rows.add_column(GROUP, list(map(str, groups)))
 
 
 def load_judged(folder: Path) -> dict[str, Split]:
