@@ -130,10 +130,7 @@ def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
     every = split.judgments.pairs()
     codes = every[np.concatenate([np.zeros(0, dtype=np.int64), *parts.values()])][:, 1]
     relevance = split.judgments.stored
-    known = relevance.code_ids
-    if known is None:
-        known = np.array(split.corpus["url"][:], dtype=object)
-    _, first = np.unique(known[codes], return_index=True)
+    _, first = np.unique(relevance.group[codes], return_index=True)
     codes = codes[np.sort(first)]
     judgments = Judgments(relevance, gain=split.judgments.gain)
     with_corpus = dataclasses.replace(split, judgments=judgments).select(codes=codes)

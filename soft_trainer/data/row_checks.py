@@ -114,9 +114,13 @@ def name_repeated(rows: Dataset, place: str) -> None:
 def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
     """Raises UserError if a query has no relevant function, or an id is missing, repeated or shared by many rows."""
     relevance = split.judgments.stored
-    if relevance.has_ids and split.judgments.examples is None:
+    counts = relevance.counts()
+    by_ids = split.judgments.gain is None
+    if by_ids and split.judgments.examples is None:
         for side, rows in (("query", split.queries), ("code", split.corpus)):
             if "url" not in rows.column_names:
+                if counts.any():  # judgments in Python need no ids
+                    continue
                 raise UserError(f"{places[side]}: no column 'url', the id that connects a query with its function")
             if len(empty := blank_rows(rows, ["url"])):
                 raise UserError(f"{places[side]}, {_listed(empty)}: the id, column 'url', is missing or empty")
@@ -125,11 +129,10 @@ def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
             raise UserError(
                 f"{places['code']}, row {row + 1} repeats the url of row {earlier + 1}: {split.corpus['url'][row]}"
             )
-    counts = split.judgments.relevant_counts()
     missing = np.flatnonzero(counts == 0)
     if len(missing):
         reason = "no relevant function in the corpus"
-        if relevance.has_ids and "url" in split.queries.column_names:
+        if by_ids and "url" in split.queries.column_names:
             reason = f"no function in the corpus has the url, such as {split.queries['url'][int(missing[0])]!r}"
         raise UserError(f"{places['query']}, {_listed(missing)}: {reason}")
     if counts.sum() > MOST_RELEVANT * (len(split.queries) + len(split.corpus)):

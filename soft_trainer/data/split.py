@@ -224,7 +224,7 @@ class Split:
             named = np.ones(len(queries), dtype=bool)
         added = ids.max(initial=-1) + 1 + np.arange(len(corpus) - len(rows), dtype=np.int32)
         numbers = np.arange(len(rows))
-        relevant = Relevance.by_ids(ids, np.concatenate([ids, added])).of_queries(query_of, len(first))
+        relevant = Relevance.by_ids(ids, np.concatenate([ids, added])).of_queries(query_of)
         examples = np.stack([query_of, numbers], axis=1)
         if POSITIVE_SCORES in rows.column_names:
             scores = _scores_of_positives(rows[POSITIVE_SCORES][:], query_of, first)
@@ -242,7 +242,7 @@ class Split:
         query_of, first = _queries_of(queries)
         if QUERY_ROW in queries.column_names:
             queries = flat(queries.remove_columns(QUERY_ROW).select(first))
-        return cls(queries, corpus, Judgments(relevant.of_queries(query_of, len(first))))
+        return cls(queries, corpus, Judgments(relevant.of_queries(query_of)))
 
     @classmethod
     def from_grades(
@@ -344,7 +344,8 @@ class Split:
 
     def fingerprint(self) -> str:
         """Hashes the queries, the corpus, the judgments and the sources."""
-        judged = [self.judgments.stored.content(), self.judgments.negatives, self.judgments.examples]
+        stored = self.judgments.stored
+        judged = [stored.grades, stored.group, self.judgments.negatives, self.judgments.examples]
         if self.judgments.positive_scores is not None:
             judged.append(self.judgments.positive_scores)
         if self.sources:
@@ -405,7 +406,7 @@ class RelevantCodes:
         self.code_texts, known_codes = pd.factorize(code_texts)
         shape = (len(known_queries), len(known_codes))
         # Usually, `of_texts` is csr[query texts, code texts]. If functions with the same id have different texts, it
-        # is csr[query texts, ids] instead, and `ids_of_texts` is csr[code texts, ids].
+        # is csr[query texts, groups] instead, and `ids_of_texts` is csr[code texts, groups].
         self.of_texts, self.ids_of_texts = Relevance.of(answers).of_texts(self.query_texts, self.code_texts, shape)
 
     @property

@@ -57,7 +57,7 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
     tables = {}
     corpora = []
     for name, split in splits.items():
-        if not split.judgments.stored.has_ids:
+        if split.judgments.gain is not None:
             raise UserError(
                 f"push_data_to_hub can push only pairs of a query and a function, but {name} has judgments"
             )

@@ -56,7 +56,7 @@ from soft_trainer.options.training import (
     SoftInfoNCETrainingArguments,
 )
 
-FORMAT = 4  # increases when checkpoints or the way batches are drawn become incompatible
+FORMAT = 5  # increases when checkpoints or the way batches are drawn become incompatible
 OWN_NAME = re.compile(r"[\w.]+:[\w.<>]+")  # a user's function or class, as `module:name`
 
 # ---- The keys that may differ ----
