@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 from datasets import Dataset, DatasetInfo, Features, concatenate_datasets
 from datasets.info import DatasetInfosDict
 from huggingface_hub import DatasetCard, DatasetCardData
@@ -90,12 +89,11 @@ def named_negatives(split: Split) -> list[list[str]]:
 def scores_of_pairs(split: Split) -> list[list[float | None]]:
     """Returns the score of each query's positive and then of its hard negatives, one list per query."""
     judgments = split.judgments
-    lists = [[math.nan] for _ in range(len(split))]
-    if judgments.positive_scores is not None:
-        queries, codes = judgments.pairs().T
-        lists = np.asarray(judgments.positive_scores[queries, codes]).T.tolist()
+    known = judgments.scores().todok()
+    lists = [[known.get(pair, math.nan)] for pair in map(tuple, judgments.pairs().tolist())]
     if judgments.negatives is not None:
-        lists = [scores + row.data.tolist() for scores, row in zip(lists, judgments.negatives, strict=True)]
+        for query, row in enumerate(judgments.negatives):
+            lists[query] += [known.get((query, code), math.nan) for code in row.indices.tolist()]
     return [[None if math.isnan(score) else score for score in scores] for scores in lists]
 
 

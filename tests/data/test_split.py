@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from soft_trainer.data.split import RelevantCodes, Split
+from soft_trainer.data.split import NAMED, RelevantCodes, Split
 from soft_trainer.errors import UserError
 
 ROWS = [
@@ -53,7 +53,7 @@ def test_negatives_are_wrong_and_unknown_ones_join_the_corpus():
     assert split.corpus["code"][:][4:] == ["def read(path):\n pass", "b()"]
     wrong = split.judgments.negatives.tocoo()
     assert set(zip(wrong.row.tolist(), wrong.col.tolist(), strict=True)) == {(2, 0), (2, 3), (2, 4), (2, 5), (3, 5)}
-    assert np.isnan(wrong.data).all()
+    assert (wrong.data == NAMED).all() and not split.judgments.scores().nnz
     assert split.judgments.relevant.shape == (4, 6)
     assert split.judgments.first_queries().tolist() == [0, 1, 2, 3, -1, -1]
 

@@ -56,7 +56,11 @@ def test_the_judgments_of_each_file_are_a_split(folder, capsys):
     train = splits["train"]
     assert train.corpus["url"][:] == ["c1", "c3"] and train.corpus["code_tokens"][0] == "f return x + 1".split()
     assert train.judgments.pairs().tolist() == [[0, 0]]
-    assert np.isnan(train.judgments.negatives[0, 1]) and train.judgments.negatives.nnz == 1
+    assert (
+        train.judgments.negatives[0, 1] == 2
+        and train.judgments.named_negatives() is None
+        and train.judgments.negatives.nnz == 1
+    )
 
 
 def test_a_folder_is_an_evaluation_set(folder):
