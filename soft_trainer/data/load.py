@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,25 +13,21 @@ import pyarrow as pa
 from datasets import Dataset, Features, Value
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.column_names import COLUMNS_OF, GROUP, NEGATIVE
+from soft_trainer.data.column_names import GROUP, ColumnNames
 from soft_trainer.data.columns import (
     ANY_COLUMNS,
-    ColumnNames,
     check_column,
-    chosen_columns,
-    name_unused,
-    renamed,
-    source_names,
-    with_ids,
-    with_positives,
-    with_text_ids,
+    check_one_code,
+    choose_columns,
+    names_before,
+    with_usual_names,
 )
 from soft_trainer.data.holdout import HELD_OUT_SHARE, Division, divided, held_out, without_held_out
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.beir import is_beir, load_beir
-from soft_trainer.data.layouts.codesearchnet import corpus_of, is_codesearchnet, load_folder, load_hub
+from soft_trainer.data.layouts.codesearchnet import is_codesearchnet, load_folder, load_hub
 from soft_trainer.data.layouts.cosqa import has_cosqa, has_cosqa_plus, load_cosqa, load_cosqa_plus
-from soft_trainer.data.layouts.files import SIDES_OF, SPLIT_NAMES, SPLITS, check_names, files_of
+from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS, check_names, files_of
 from soft_trainer.data.layouts.tables import (
     is_saved,
     name_skipped,
@@ -41,12 +36,11 @@ from soft_trainer.data.layouts.tables import (
     row_files,
     with_plain_text,
 )
-from soft_trainer.data.named_negatives import with_negative_columns
-from soft_trainer.data.plain_columns import plain_table, table_of, table_of_frame
-from soft_trainer.data.row_checks import check_labels, check_split, name_repeated
-from soft_trainer.data.scores import SCORE_COLUMNS, with_scores
-from soft_trainer.data.split import QUERY_ROW, Split
-from soft_trainer.data.tokens import columns_in, side_texts
+from soft_trainer.data.listed import read_listed
+from soft_trainer.data.plain_columns import concatenated, plain_table, table_of, table_of_frame
+from soft_trainer.data.row_checks import check_split, check_table, name_repeated
+from soft_trainer.data.split import Split
+from soft_trainer.data.tokens import side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_encodable
@@ -182,8 +176,6 @@ def read_source(
             tables.pop("train", None)
         elif {"train", "codebase"} <= tables.keys() and not divide:
             tables["test"] = tables.pop("train")
-    if names.group is not None and "train" in tables:
-        tables["train"] = _with_groups(tables["train"], names.group, place)
     splits = make_splits(tables, place, names, check, files)
     if names.group is not None and tables.keys() != {"train"}:
         print_on_main(f"{place}: not using group_column={names.group}, because the rows are split already")
@@ -263,56 +255,41 @@ def make_splits(
     places = {name: f"{place}, {name}" for name in tables} | dict(files or {})
     if [*tables] == ["train"] and not files:
         places["train"] = place
-    tables = {name: tables[name] for name in dict.fromkeys((*SPLITS, *tables)) if name in tables}
-    quiet = "train" not in tables
-    given = dict.fromkeys(chain.from_iterable(rows.column_names for rows in tables.values()))
-    columns = chosen_columns(tables, names.query, names.code, place, quiet)
+    tables = {name: tables[name] for name in SPLITS if name in tables} | dict(tables)
+    columns = choose_columns(
+        {name: rows.column_names for name, rows in tables.items()}, names, place, quiet="train" not in tables
+    )
+    listed = {}
     for name, rows in tables.items():
-        rows = with_scores(rows, columns, places[name], quiet)
-        check_labels(rows, places[name])
-        if name == "train" and names.negatives is not None:
-            check_column(rows.column_names, "negatives_column", names.negatives, places[name])
-        tables[name] = with_negative_columns(rows, places[name], quiet, names.negatives)
-    if not quiet:
-        used = {*chain.from_iterable(COLUMNS_OF.values()), *chain.from_iterable(columns.values()), names.id}
-        used |= {names.negatives, names.group, *SCORE_COLUMNS}
-        name_unused([name for name in given if not NEGATIVE.fullmatch(name)], used, place)
-    for name, rows in tables.items():
-        if not len(rows):
-            raise UserError(f"{places[name]}: no rows")
-        for side in SIDES_OF.get(name, ("query",)) if "codebase" in tables else COLUMNS_OF:
-            if columns_in(rows, (*columns[side], *COLUMNS_OF[side])):
-                continue
-            known = ", ".join(rows.column_names)
-            if side == "code" and name not in ("train", "codebase"):
-                raise UserError(
-                    f"{places[name]}: these queries have no corpus to rank. The rows have {known}. Set code_column, "
-                    "or add a corpus (codebase.jsonl in the folder, or codebase= in Python)"
-                )
-            raise UserError(f"{places[name]}: no column for the {side}: the rows have {known}; set {side}_column")
-    tables = {name: with_positives(rows, columns["code"], places[name], check) for name, rows in tables.items()}
-    called = source_names(tables, names, columns)
-    tables = with_text_ids(renamed(with_ids(tables, columns, names.id, places), columns, place))
+        check_table(rows, name, columns, places[name], "codebase" in tables)
+        if name == "train" and names.group is not None:
+            rows = _with_groups(rows, names.group, places[name])
+        rows, listed[name] = read_listed(rows, columns, places[name], check)
+        tables[name] = with_usual_names(rows, columns, places[name])
+    called = names_before(columns, tables)
+    if columns.id is not None:
+        check_one_code(tables, columns.id, places)
     corpus = tables.pop("codebase", None)
     paired = corpus is None  # each row has a query and its code
-    evaluated = [rows for name, rows in tables.items() if name != "train"]
-    if paired and evaluated:
-        corpus = corpus_of(evaluated)
-    if corpus is not None:
-        if QUERY_ROW in corpus.column_names:
-            corpus = corpus.remove_columns(QUERY_ROW)
-        corpus = flat(corpus)  # the splits share it, so that it is encoded once
+    if paired and (evaluated := [rows for name, rows in tables.items() if name != "train"]):
+        corpus = concatenated(evaluated)
+        corpus = corpus.select(np.flatnonzero(~pd.Series(corpus["url"][:]).duplicated().to_numpy()))
+    corpus = corpus and flat(corpus)  # the splits share it, so that it is encoded once
     splits = {}
     for name, rows in tables.items():
-        pairs = dataclasses.replace(Split.from_pairs(rows), called=called) if paired or name == "train" else None
-        split = pairs if name == "train" else dataclasses.replace(Split.from_urls(rows, corpus), called=called)
+        pairs = split = None
+        if paired or name == "train":
+            split = pairs = Split.from_pairs(rows, listed[name])
+        if name != "train":
+            split = Split.from_urls(rows, corpus, listed[name])
+        splits[name] = split = dataclasses.replace(split, called=called)
         if check:
             code_place = places[name] if pairs else places["codebase"]
-            check_split(pairs or split, name, files={"query": places[name], "code": code_place})
+            rows_as_given = dataclasses.replace(pairs or split, called=called)
+            check_split(rows_as_given, name, files={"query": places[name], "code": code_place})
             if name != "train":
                 split.mark_checked()  # `pairs` has the same rows
         name_repeated(rows, places[name])
-        splits[name] = split
     if not splits:
         raise UserError(f"{place}: no rows of train, valid or test")
     return splits

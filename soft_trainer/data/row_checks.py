@@ -8,15 +8,22 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset
+from datasets import Dataset, List, Value
 
-from soft_trainer.data.column_names import COLUMNS_OF
-from soft_trainer.data.layouts.tables import LABELS
+from soft_trainer.data.column_names import COLUMNS_OF, LABEL, LABELS, POSITIVES, SCORE, SCORES, TOKENS_END, Columns
+from soft_trainer.data.layouts.files import SIDES_OF
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import check_language_column, column_texts, columns_in, text_column, text_ids
+from soft_trainer.data.tokens import (
+    check_language_column,
+    column_texts,
+    columns_in,
+    not_tokens,
+    text_column,
+    text_ids,
+)
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main
+from soft_trainer.terminal import print_on_main, shortened
 
 UNREAD = ("score", "relevance")  # columns whose meaning is unclear
 SHOWN = 5  # rows to list in a message
@@ -82,9 +89,64 @@ def _is_long(split: Split, side: str, row: int) -> bool:
     return len(others) > 0 and lengths[others].max() > 10 * np.median(lengths)
 
 
-def check_labels(rows: Dataset, place: str) -> None:
+def check_table(rows: Dataset, name: str, columns: Columns, place: str, has_corpus: bool) -> None:
+    """Checks that a split has rows, and that the columns that it needs have the right types and labels.
+
+    Args:
+        name: the name of the split.
+        has_corpus: whether valid and test are ranked against a table of functions.
+
+    Raises:
+        UserError: there are no rows, a column is missing, or a value is not text. The message gives the first row.
+    """
+    if not len(rows):
+        raise UserError(f"{place}: no rows")
+    for side in SIDES_OF.get(name, ("query",)) if has_corpus else COLUMNS_OF:
+        if columns_in(rows, (*getattr(columns, side), *COLUMNS_OF[side])):
+            continue
+        known = ", ".join(rows.column_names)
+        if side == "code" and name not in ("train", "codebase"):
+            raise UserError(
+                f"{place}: these queries have no corpus to rank. The rows have {known}. Set code_column, "
+                "or add a corpus (codebase.jsonl in the folder, or codebase= in Python)"
+            )
+        raise UserError(f"{place}: no column for the {side}: the rows have {known}; set {side}_column")
+    _check_labels(rows, columns, place)
+    for name in columns_in(rows, (*columns.query, *columns.code)):
+        feature = rows.features[name]
+        tokens = isinstance(feature, List)
+        if tokens and not name.endswith(TOKENS_END) and name not in POSITIVES:
+            raise UserError(f"{place}: {not_tokens(name)}")
+        kinds = (str, type(None))
+        if (feature.feature if tokens else feature) in (Value("string"), Value("large_string"), Value("null")):
+            if not tokens or pc.list_flatten(rows.select_columns(name).with_format("arrow")[:][name]).null_count == 0:
+                continue
+            kinds = (str,)
+        for row, value in enumerate(rows[name][:], 1):
+            parts = value if tokens and value is not None else [value]
+            if value is not None and not all(isinstance(part, kinds) for part in parts):
+                raise UserError(
+                    f"{place}, row {row}: column {name!r} contains {shortened(repr(value))}; expected text"
+                )
+
+
+def _repeats(rows: Dataset, columns: Columns) -> bool:
+    """Returns True if two rows have the same query."""
+    queries = columns_in(rows, columns.query)
+    return bool(queries) and pd.Series(text_ids(column_texts(rows, queries[0]))).duplicated().any()
+
+
+def _check_labels(rows: Dataset, columns: Columns, place: str) -> None:
     """Raises UserError if a column `label` marks a row's code as not relevant to its query (a label below 1)."""
-    for column in columns_in(rows, LABELS):
+    labelled = columns_in(rows, LABELS)
+    if columns.scores == (SCORE, LABEL) and {SCORE, LABEL} <= {*rows.column_names}:
+        labelled = []
+    for column in labelled:
+        if isinstance(rows.features[column], List):
+            raise UserError(
+                f"{place}: column {column!r} contains lists; write each positive with its negatives in columns such as "
+                "negative_1 (output_format='n-tuple' in sentence-transformers)"
+            )
         labels = pd.Series(rows[column][:], dtype=object).astype(str).str.lower().replace({"true": 1, "false": 0})
         wrong = np.flatnonzero(pd.to_numeric(labels, errors="coerce").to_numpy() < 1)
         if len(wrong):
@@ -92,7 +154,16 @@ def check_labels(rows: Dataset, place: str) -> None:
                 f"{place}, {_listed(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but every row's "
                 f"function counts as relevant to its query; keep only the rows with {column} 1"
             )
-    if unread := columns_in(rows, UNREAD):
+    code = columns_in(rows, columns.code)[:1]
+    several = bool(code) and code[0] in POSITIVES and isinstance(rows.features[code[0]], List)
+    unlabelled = SCORE in rows.column_names and not (labelled or columns.scores or columns.negatives)
+    if (several and columns.scores == (SCORES,) and not columns.negatives) or (unlabelled and _repeats(rows, columns)):
+        raise UserError(
+            f"{place}: {'scores' if several else 'score'} does not say which functions answer the query; write the "
+            "negatives in columns such as negative_1 (output_format='n-tuple' in sentence-transformers), or add a "
+            "column label of 1 and 0 beside score"
+        )
+    if unread := [name for name in columns_in(rows, UNREAD) if name not in columns.scores]:
         print_on_main(
             f"{place}: ignoring column {unread[0]!r}, because every row's function counts as relevant to its query"
         )

@@ -20,21 +20,13 @@ from scipy import sparse
 from torch import Tensor
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.column_names import (
-    CODE_COLUMNS,
-    NEGATIVE_SCORES,
-    NEGATIVES,
-    OWN_ID,
-    POSITIVE_SCORES,
-    QUERY_COLUMNS,
-)
-from soft_trainer.data.named_negatives import with_negatives
+from soft_trainer.data.column_names import CODE_COLUMNS, OWN_ID, QUERY_COLUMNS
+from soft_trainer.data.listed import Listed
 from soft_trainer.data.relevance import Relevance, matrix_of, numbered
 from soft_trainer.fingerprints import fingerprint, rows_fingerprint
 
 NAMED = 1.0  # in `Judgments.negatives`: a column of the rows names the function as a negative of the query
 JUDGED = 2.0  # the query has a grade of 0 for the function
-QUERY_ROW = "soft_trainer_query_row"  # a column with the number of a row's query, if several rows have the same query
 
 
 @dataclass(frozen=True)
@@ -155,8 +147,8 @@ class Split:
     """One split of a data set, such as train or test: queries, the corpus to search, and relevance judgments.
 
     Args:
-        queries: one row per query, without an index mapping.
-        corpus: one row per function, without an index mapping.
+        queries: one row per query. An index mapping is resolved.
+        corpus: one row per function. An index mapping is resolved.
         judgments: which functions are relevant to which queries.
         sources: if rows come from several sources, the numbers of queries, functions and pairs of each source, keyed
             by name in the order of the rows.
@@ -172,6 +164,10 @@ class Split:
     sources: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     called: Mapping[str, str] = field(default_factory=dict)
     checked: bool = field(default=False, init=False, compare=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "queries", flat(self.queries))
+        object.__setattr__(self, "corpus", flat(self.corpus))
 
     def mark_checked(self) -> None:
         """Records that the rows are usable for evaluation, so that they are not checked again."""
@@ -201,44 +197,36 @@ class Split:
         return pairs
 
     @classmethod
-    def from_pairs(cls, rows: Dataset) -> Split:
+    def from_pairs(cls, rows: Dataset, listed: Listed | None = None) -> Split:
         """Makes a split from rows that each have a query and a relevant function.
 
-        Rows with the same number in a column `QUERY_ROW` list several relevant functions of one query. Rows with the
-        same `url` are versions of one function, so each of their functions is relevant to all of their queries. A
-        column `negatives` lists functions that do not answer the row's query. Negatives that are not the function of
-        any row are added to the end of the corpus. `with_scores` makes the columns of scores.
+        Rows with the same `url` are versions of one function, so each of their functions is relevant to all of their
+        queries. Negatives that are not the function of any row are added to the end of the corpus.
+
+        Args:
+            listed: what rows have besides a query and a function: further positives, negatives and scores.
 
         Raises:
-            UserError: a value in `negatives` is neither a function's text nor the url of a row.
+            UserError: a negative is the url of no row.
         """
-        rows = flat(rows)
         urls = _column(rows, "url")
         ids = _numbered(urls)
-        query_of, first = _queries_of(rows)
-        named_columns = (NEGATIVES, POSITIVE_SCORES, NEGATIVE_SCORES, QUERY_ROW)
-        queries = _without(rows, (*CODE_COLUMNS, *named_columns))
-        if len(first) < len(rows):
-            queries = flat(queries.select(first))
-        corpus = _without(rows, (*QUERY_COLUMNS, *named_columns))
-        wrong = np.zeros((0, 2), dtype=np.int64)
-        scores = np.full(len(rows), np.nan, dtype=np.float32)
-        if POSITIVE_SCORES in rows.column_names:
-            scores = _scores_of_positives(rows[POSITIVE_SCORES][:], query_of, first)
-        if NEGATIVES in rows.column_names:
-            corpus, wrong, of_negatives = with_negatives(rows, corpus, urls)
-            scores = np.concatenate([scores, of_negatives])
+        queries = _without(rows, CODE_COLUMNS)
+        corpus = _without(rows, QUERY_COLUMNS)
+        if listed is None:
+            return cls(queries, corpus, Judgments(Relevance.by_ids(ids, ids), examples=numbered(np.arange(len(rows)))))
+        queries = listed.distinct_queries(queries)
+        corpus, pairs = listed.with_negatives(corpus, urls)
         added = ids.max(initial=-1) + 1 + np.arange(len(corpus) - len(rows), dtype=np.int32)
-        relevant = Relevance.by_ids(ids, np.concatenate([ids, added])).of_queries(query_of)
-        examples = numbered(query_of)[:, ::-1]
+        relevant = Relevance.by_ids(ids, np.concatenate([ids, added]))
+        examples = numbered(listed.query_of)[:, ::-1]
         shape = (len(queries), len(corpus))
-        wrong = np.stack([query_of[wrong[:, 0]], wrong[:, 1]], axis=1)
-        every, distinct = np.unique(np.concatenate([examples, wrong]), axis=0, return_index=True)
-        wrong = every[distinct >= len(examples)]
-        scores = scores[distinct]
+        every, first = np.unique(np.concatenate([examples, pairs]), axis=0, return_index=True)
+        wrong = every[first >= len(examples)]
+        scores = listed.scores[first]
         known = ~np.isnan(scores)
         judgments = Judgments(
-            relevant,
+            relevant.of_queries(listed.query_of),
             matrix_of(wrong, np.full(len(wrong), NAMED, np.float32), shape) if len(wrong) else None,
             matrix_of(every[known], scores[known], shape) if known.any() else None,
             examples,
@@ -246,16 +234,14 @@ class Split:
         return cls(queries, corpus, judgments)
 
     @classmethod
-    def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
+    def from_urls(cls, queries: Dataset, corpus: Dataset, listed: Listed | None = None) -> Split:
         """Makes a split from queries and a corpus. A function is relevant to the queries with the same `url`."""
-        queries = flat(queries)
-        corpus = flat(corpus)
         ids = _numbered(np.concatenate([_column(queries, "url"), _column(corpus, "url")]))
         relevant = Relevance.by_ids(ids[: len(queries)], ids[len(queries) :])
-        query_of, first = _queries_of(queries)
-        if QUERY_ROW in queries.column_names:
-            queries = flat(queries.remove_columns(QUERY_ROW).select(first))
-        return cls(queries, corpus, Judgments(relevant.of_queries(query_of)))
+        if listed is not None:
+            queries = listed.distinct_queries(queries)
+            relevant = relevant.of_queries(listed.query_of)
+        return cls(queries, corpus, Judgments(relevant))
 
     @classmethod
     def from_grades(
@@ -278,7 +264,7 @@ class Split:
         if not positive.all():
             negatives = matrix_of(pairs[~positive], np.full(int((~positive).sum()), JUDGED, np.float32), shape)
         judgments = Judgments(relevant, negatives, examples=pairs[positive], gain=gain)
-        return cls(flat(queries), flat(corpus), judgments)
+        return cls(queries, corpus, judgments)
 
     @classmethod
     def joined(cls, parts: Mapping[str, Split]) -> Split:
@@ -287,8 +273,8 @@ class Split:
         Equal ids in different sources do not make a function relevant. Equal texts still do (see `RelevantCodes`).
         """
         judgments = Judgments.joined([part.judgments for part in parts.values()])
-        queries = flat(concatenate_datasets([part.queries for part in parts.values()]))
-        corpus = flat(concatenate_datasets([part.corpus for part in parts.values()]))
+        queries = concatenate_datasets([part.queries for part in parts.values()])
+        corpus = concatenate_datasets([part.corpus for part in parts.values()])
         counts = {}
         for name, part in parts.items():
             counts[name] = (len(part.queries), len(part.corpus), len(part.judgments))
@@ -302,12 +288,8 @@ class Split:
         sides = []
         numbers = []
         for rows, chosen in ((self.queries, queries), (self.corpus, codes)):
-            if chosen is None:
-                chosen = np.arange(len(rows))
-            else:
-                rows = flat(rows.select(chosen))
-            sides.append(rows)
-            numbers.append(chosen)
+            sides.append(rows if chosen is None else rows.select(chosen))
+            numbers.append(np.arange(len(rows)) if chosen is None else chosen)
         judgments = self.judgments.among(*numbers)
         return dataclasses.replace(self, queries=sides[0], corpus=sides[1], judgments=judgments)
 
@@ -464,31 +446,6 @@ def _column(rows: Dataset, name: str) -> np.ndarray:
         return np.full(len(rows), None, dtype=object)
     values = pd.Series(rows[name][:], dtype=object)
     return values.where(values.astype(bool), None).to_numpy()
-
-
-def _queries_of(rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of each row's query, int64[rows], and the first row of each query. See `QUERY_ROW`."""
-    if QUERY_ROW not in rows.column_names:
-        return np.arange(len(rows)), np.arange(len(rows))
-    query_of, _ = pd.factorize(np.asarray(rows[QUERY_ROW][:]))
-    first = np.unique(query_of, return_index=True)[1]
-    return query_of.astype(np.int64), first
-
-
-def _scores_of_positives(
-    scores: Sequence[Sequence[float | None]], query_of: np.ndarray, first: np.ndarray
-) -> np.ndarray:
-    """Returns the score of each row's positive, or NaN, float32[rows].
-
-    Args:
-        scores: the scores of all positives of the row's query, in the order of the query's rows.
-        query_of, first: see `_queries_of`.
-    """
-    places = np.arange(len(query_of)) - first[query_of]
-    values = [
-        of_query[place] if place < len(of_query) else None for of_query, place in zip(scores, places, strict=True)
-    ]
-    return np.array(values, dtype=np.float32)
 
 
 def _numbered(ids: np.ndarray) -> np.ndarray:

@@ -8,7 +8,8 @@ import pytest
 from refusals import refused
 
 from soft_trainer import load_rows
-from soft_trainer.data.columns import RECOGNISED, ColumnNames
+from soft_trainer.data.column_names import ColumnNames
+from soft_trainer.data.columns import RECOGNISED
 from soft_trainer.data.load import read_source, training_split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.options.fields import DataArguments

@@ -9,7 +9,7 @@ from refusals import refused
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 
-from soft_trainer.data.columns import CODES
+from soft_trainer.data.column_names import CODES
 from soft_trainer.data.load import read_source, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_texts, columns_in
@@ -50,9 +50,12 @@ def scores_of(split: Split) -> dict[str, dict[str, float]]:
         ),
         ([{"query": "q", "pos": ["c", " ", "e"], "neg": ["x"], "scores": [4, 3, 2, 1]}], {"q": dict(c=4, e=2, x=1)}),
         ([{"query": "q", "pos": ["c", "e"], "positive_scores": [4, None]}], {"q": {"c": 4}}),
-        ([{"query": "q", "answer": ["c", "x"], "question": "q", "scores": [2, 1]}], {"q": {"c": 2, "x": 1}}),
         (
-            [PAIR | {"score": "0.7"}, PAIR | {"code": "x", "score": "0.2"}, OTHER | {"score": "1"}],
+            [
+                PAIR | {"score": "0.7", "label": "1"},
+                PAIR | {"code": "x", "score": "0.2", "label": "0"},
+                OTHER | {"score": "1", "label": "1"},
+            ],
             {"q": dict(c=0.7, x=0.2), "r": {"d": 1}},
         ),
         (
@@ -80,16 +83,20 @@ def test_scores_are_read_with_their_functions(rows, expected):
     [
         (
             [TRIPLE | {"scores": [1.0, 2.0, 3.0]}, TRIPLE | {"scores": [1.0, 2.0]}],
-            "row 2: scores has 2 values for 3 positives and negatives",
+            "row 2: scores has 2 values for 3 functions",
         ),
         (
             [PAIR | {"negatives": ["x"], "negative_scores": [1.0, 2.0]}],
-            "row 1: negative_scores has 2 values for 1 negatives",
+            "row 1: negative_scores has 2 values for 1 functions",
         ),
-        ([{"query": "q", "pos": ["c"], "pos_scores": [1.0, 2.0]}], "row 1: pos_scores has 2 values for 1 positives"),
+        ([{"query": "q", "pos": ["c"], "pos_scores": [1.0, 2.0]}], "row 1: pos_scores has 2 values for 1 functions"),
         ([PAIR | {"negative": "x", "scores": "[0.5, 0.1]"}], "row 1: scores contains '[0.5, 0.1]'; expected numbers"),
         ([PAIR | {"negative": "x", "scores": [math.inf, 0.1]}], "row 1: scores contains inf; expected numbers"),
         ([PAIR | {"negative": 5, "scores": [0.5, 0.1]}], "row 1: expected a list of functions or urls, not 5"),
+        ([PAIR | {"score": 1}, PAIR | {"code": "x", "score": 0}], "score does not say which functions answer"),
+        ([{"query": "q", "pos": ["c", "x"], "scores": [2, 1]}], "scores does not say which functions answer"),
+        ([{"query": "q", "answer": ["c", "x"], "scores": [2, 1]}], "column 'answer' contains lists of text"),
+        ([{"query": "q", "pos": ["c", "x"], "labels": [1, 0]}], "column 'labels' contains lists; write each positive"),
         ([PAIR | {"score": 1.0, "label": 0}], "row 1: no function with label 1 for the query 'q'"),
     ],
 )
@@ -102,7 +109,6 @@ def test_scores_that_do_not_fit_are_named_with_their_row(rows, message):
     "rows",
     [
         [PAIR | {"score": 1}, OTHER | {"score": 0}],  # every function answers its query
-        [PAIR | {"score": 1}, OTHER | {"score": 0}, PAIR | {"score": 2}],  # apart, so the order tells nothing
         [PAIR | {"score": 1, "negative": "x"}],  # a margin, or the score of the positive
         [PAIR | {"score": 1, "scores": "8/10", "pos_scores": "high"}],
     ],
@@ -156,6 +162,11 @@ def test_mined_rows_load_with_the_same_numbers_in_all_four_forms(rows, scorer, c
         expected.setdefault(row[query], {})[row[code]] = round(row["score"], 5)
     assert sum(map(len, expected.values())) > 40
     for form, mined in given.items():
+        if form.startswith("labeled"):  # which function is the positive is in its order only
+            reason = "which functions answer" if form == "labeled-pair" or code == "positive" else "lists"
+            with refused(reason, "output_format='n-tuple'"):
+                training_split(mined)
+            continue
         for found in (scores_of(training_split(mined)), scores_of(load_whole(tmp_path / f"{form}{ending}"))):
             known = {query: scores for query, scores in expected.items() if query in found}
             if form == "labeled-pair":  # the other forms skip a query without negatives, or with too few

@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 
+from soft_trainer.data.load import training_split
 from soft_trainer.data.split import NAMED, RelevantCodes, Split
 from soft_trainer.errors import UserError
 
@@ -49,7 +50,7 @@ def test_negatives_are_wrong_and_unknown_ones_join_the_corpus():
     rows = [row | {"negatives": []} for row in ROWS]
     rows[2]["negatives"] = ["a", "def write(path): pass", "def read(path):\n pass", "b()"]
     rows[3]["negatives"] = ["b()", "def write(path): pass"]
-    split = Split.from_pairs(Dataset.from_list(rows))
+    split = training_split([row | {"url": row["url"] or ""} for row in rows])
     assert split.corpus["code"][:][4:] == ["def read(path):\n pass", "b()"]
     wrong = split.judgments.negatives.tocoo()
     assert set(zip(wrong.row.tolist(), wrong.col.tolist(), strict=True)) == {(2, 0), (2, 3), (2, 4), (2, 5), (3, 5)}
@@ -62,7 +63,7 @@ def test_negatives_are_wrong_and_unknown_ones_join_the_corpus():
 def test_negatives_that_are_no_codes_are_named_with_their_row(names):
     rows = [row | {"negatives": names} for row in ROWS]
     with pytest.raises(UserError, match="negatives, row 1"):
-        Split.from_pairs(Dataset.from_list(rows))
+        training_split(rows)
 
 
 def test_codes_answer_the_queries_with_their_url():

@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
@@ -15,14 +13,22 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset, flat
-from soft_trainer.data.column_names import CODE_COLUMNS, NEGATIVE, NEGATIVES, PAIRS, QUERY_COLUMNS
+from soft_trainer.data.column_names import (
+    CODE_COLUMNS,
+    NEGATIVE,
+    NEGATIVES,
+    PAIRS,
+    QUERY_COLUMNS,
+    SCORE,
+    SCORES,
+    SCORES_OF,
+)
 from soft_trainer.data.columns import name_unused
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, row_files
 from soft_trainer.data.plain_columns import concatenated
-from soft_trainer.data.scores import SCORE, SCORE_COLUMNS, SCORES
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
@@ -63,7 +69,7 @@ def is_codesearchnet(folder: Path) -> bool:
         return True  # `load_folder` raises a better error
     if any(NEGATIVE.fullmatch(name) and name != NEGATIVES for name in row):
         return False  # `load_jsonl` does not read these columns
-    if not {SCORE, *SCORE_COLUMNS}.isdisjoint(row.keys() - {SCORES}):
+    if not {SCORE, *itertools.chain.from_iterable(SCORES_OF)}.isdisjoint(row):
         return False
     if row and not row.keys() & {*QUERY_COLUMNS, *CODE_COLUMNS}:
         return False
@@ -185,13 +191,6 @@ def _pushed_folder(name: str, revision: str | None) -> Path | None:
     if files_of_splits(folder, _split_of):
         return folder
     return None
-
-
-def corpus_of(parts: Sequence[Dataset]) -> Dataset:
-    """Concatenates data sets into a corpus, keeping only the first row of each url."""
-    rows = concatenated(parts)
-    repeated = pd.Series(rows["url"][:]).duplicated().to_numpy()
-    return rows.select(np.flatnonzero(~repeated))
 
 
 def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str, Split]:

@@ -18,7 +18,7 @@ from datasets.arrow_writer import ArrowWriter
 from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset
-from soft_trainer.data.column_names import is_list_text, may_hold_lists
+from soft_trainer.data.column_names import LABELS, is_list_text, may_hold_lists
 from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of, files_of_splits
 from soft_trainer.data.plain_columns import AT_ONCE, concatenated, plain_rows, plain_table, table_of
 from soft_trainer.errors import UserError
@@ -47,7 +47,6 @@ TABLE_FORMAT = 1  # raise it if the same file gives other rows
 # Parts of error messages of `datasets` and Arrow about missing rows: of an empty saved data set, of an empty file.
 WITHOUT_ROWS = ("corresponds to no data", "list index out of range", "Parquet file size is 0 bytes")
 logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # it raises what it logs
-LABELS = ("label", "labels")  # columns that say whether a row's code answers its query
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
