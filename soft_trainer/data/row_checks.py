@@ -144,8 +144,8 @@ def _check_labels(rows: Dataset, columns: Columns, place: str) -> None:
     for column in labelled:
         if isinstance(rows.features[column], List):
             raise UserError(
-                f"{place}: column {column!r} contains lists; write each positive with its negatives in columns such as "
-                "negative_1 (output_format='n-tuple' in sentence-transformers)"
+                f"{place}: column {column!r} contains lists; write each positive with its negatives in columns such "
+                "as negative_1 (output_format='n-tuple' in sentence-transformers)"
             )
         labels = pd.Series(rows[column][:], dtype=object).astype(str).str.lower().replace({"true": 1, "false": 0})
         wrong = np.flatnonzero(pd.to_numeric(labels, errors="coerce").to_numpy() < 1)
@@ -155,7 +155,7 @@ def _check_labels(rows: Dataset, columns: Columns, place: str) -> None:
                 f"function counts as relevant to its query; keep only the rows with {column} 1"
             )
     code = columns_in(rows, columns.code)[:1]
-    several = bool(code) and code[0] in POSITIVES and isinstance(rows.features[code[0]], List)
+    several = bool(code) and isinstance(rows.features[code[0]], List) and not code[0].endswith(TOKENS_END)
     unlabelled = SCORE in rows.column_names and not (labelled or columns.scores or columns.negatives)
     if (several and columns.scores == (SCORES,) and not columns.negatives) or (unlabelled and _repeats(rows, columns)):
         raise UserError(
