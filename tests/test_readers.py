@@ -89,7 +89,7 @@ def jsonl(world):
 
 
 def json_of_any_columns(world):
-    return tables._read_file(world.file("any.jsonl"))
+    return tables.read_file(world.file("any.jsonl"))
 
 
 def ids(world):

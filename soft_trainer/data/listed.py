@@ -162,7 +162,10 @@ def _texts(value, row: int, place: str) -> list[str | None]:
         )
     texts = value if isinstance(value, list) else [value]
     if not all(text is None or isinstance(text, str) for text in texts):
-        raise UserError(f"negatives, row {row + 1}: expected a list of functions or urls, not {value!r:.80}")
+        raise UserError(
+            f"{place}, row {row + 1}: a column of negatives contains {shortened(repr(value))}; expected a function, "
+            "its url or a list of these"
+        )
     return texts
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from datasets import Dataset, Features, Value
 
 from soft_trainer.data.array_cache import flat
@@ -23,30 +21,19 @@ from soft_trainer.data.columns import (
     with_usual_names,
 )
 from soft_trainer.data.holdout import HELD_OUT_SHARE, Division, divided, held_out, without_held_out
-from soft_trainer.data.languages import tables_in
-from soft_trainer.data.layouts.beir import is_beir, load_beir
-from soft_trainer.data.layouts.codesearchnet import is_codesearchnet, load_folder, load_hub
-from soft_trainer.data.layouts.cosqa import has_cosqa, has_cosqa_plus, load_cosqa, load_cosqa_plus
-from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS, check_names, files_of
-from soft_trainer.data.layouts.tables import (
-    is_saved,
-    name_skipped,
-    names_splits,
-    read_splits,
-    row_files,
-    with_plain_text,
-)
+from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS
+from soft_trainer.data.layouts.judged import load_judged
 from soft_trainer.data.listed import read_listed
-from soft_trainer.data.plain_columns import concatenated, plain_table, table_of, table_of_frame
+from soft_trainer.data.plain_columns import concatenated
+from soft_trainer.data.reading import as_rows, read_tables
 from soft_trainer.data.row_checks import check_split, check_table, name_repeated
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.files import check_encodable
 from soft_trainer.terminal import nearest, print_on_main
 
-TRANSFORMED_AT_ONCE = 1000  # rows
+AS_USUAL = Division()
 Sources = Mapping[str, Mapping[str, Split]]  # the splits of each source
 
 
@@ -97,8 +84,9 @@ def load_rows(
     """
     names = ColumnNames(query_column, code_column, id_column, negatives_column, group_column)
     division = Division(group_column, test_fraction, seed)
+    origin = {"codebase": codebase, "language": language, "revision": revision}
     if not isinstance(source, Mapping) or source.keys() <= SPLIT_NAMES.keys():
-        return read_source(source, names, codebase, language, revision, division=division)
+        return read_source(source, names, division=division, **origin)
     if both := source.keys() & SPLIT_NAMES.keys():
         unknown = min(map(str, source.keys() - both))
         raise UserError(
@@ -107,22 +95,19 @@ def load_rows(
         )
     parts = {}
     for name, part in source.items():
-        parts[name] = read_source(part, names, codebase, language, revision, one_of_several=True, division=division)
+        parts[name] = read_source(part, names, one_of_several=True, division=division, **origin)
     return join_sources(parts, EncoderProfile())
 
 
 def read_source(
     source,
     names: ColumnNames = ANY_COLUMNS,
-    codebase=None,
-    language: str | None = None,
-    revision: str | None = None,
     *,
     needed: Sequence[str] = SPLITS,
     check: bool = True,
-    divide: bool = True,
     one_of_several: bool = False,
-    division: Division | None = None,
+    division: Division | None = AS_USUAL,
+    **origin,
 ) -> dict[str, Split]:
     """Loads the splits of one source; see `load_rows`.
 
@@ -130,64 +115,40 @@ def read_source(
         needed: the splits that the caller uses. If valid or test is needed but there is only train, train is divided.
             If train is not needed, it is skipped unless there is no other split.
         check: whether to raise an error for rows without a text or without a relevant function.
-        divide: whether to divide rows whose file or key is not named after a split. If False, these rows become train,
-            or test if train is not needed.
         one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
-        division: how to divide train.
+        division: how to divide train. If None, rows without a column `partition` stay train, or become test if train
+            is not needed.
+        origin: the codebase, language and revision; see `read_tables`.
     """
-    files: Mapping[str, str] = {}
-    named = True  # the source is named after a split
-    if isinstance(source, str | Path):
-        path = Path(source)
-        named = not path.exists() or names_splits(path)
-        if judged := load_judged(path):
-            for option, name in names.options().items():
-                if not one_of_several:
-                    raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
-            return judged
-        place = str(source)
-        if not path.exists():
-            tables = load_hub(place, language, revision)
-        elif not any(names) and is_codesearchnet(path):
-            tables = load_folder(path)
-            files = _files_of(path)
-            name_skipped(path)
-        else:
-            tables = read_splits(path)
-            files = _files_of(path)
-            name_skipped(path)
-    elif isinstance(source, Mapping):
-        place = "the rows"
-        check_names(source)
-        tables = {SPLIT_NAMES[name]: as_rows(rows, name) for name, rows in source.items()}
-    else:
-        place = "the data frame" if isinstance(source, pd.DataFrame) else "the rows"
-        tables = {"train": as_rows(source, place)}
-    if codebase is not None:
-        tables["codebase"] = as_rows(codebase, "codebase")
-    local = not isinstance(source, str | Path) or Path(source).exists()
-    if language is not None and local:
-        tables = tables_in(tables, language, place)
+    folder = Path(source) if isinstance(source, str | Path) else None
+    if folder and (judged := load_judged(folder)):
+        for option, name in names.options().items():
+            if not one_of_several:
+                raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
+        return judged
+    found = read_tables(source, **origin)
+    tables = dict(found.rows)
     if one_of_several:
         known = set().union(*(rows.column_names for rows in tables.values()))
         names = ColumnNames(*(name if name in known else None for name in names))
     if "train" not in needed:
         if tables.keys() - {"train", "codebase"}:
             tables.pop("train", None)
-        elif {"train", "codebase"} <= tables.keys() and not divide:
+        elif {"train", "codebase"} <= tables.keys() and division is None:
             tables["test"] = tables.pop("train")
-    splits = make_splits(tables, place, names, check, files)
-    if names.group is not None and tables.keys() != {"train"}:
-        print_on_main(f"{place}: not using group_column={names.group}, because the rows are split already")
-    if [*splits] == ["train"] and "codebase" not in tables:
-        random = divide and (not named or bool({*needed} - {"train"}))
-        try:
-            division = dataclasses.replace(division or Division(), group_column=names.group)
-            splits = divided(splits["train"], division, random)
-        except UserError as error:
-            raise UserError(f"{place}: {error}") from error
-        if [*splits] == ["train"] and "train" not in needed:
-            splits = held_out(splits["train"], {"test": np.arange(len(splits["train"].judgments))})
+    splits = make_splits(tables, found.place, names, check, found.places)
+    if tables.keys() != {"train"}:
+        if names.group is not None:
+            print_on_main(f"{found.place}: not using group_column={names.group}, because the rows are split already")
+        return splits
+    random = division is not None and (not found.named or bool({*needed} - {"train"}))
+    division = dataclasses.replace(division or AS_USUAL, group_column=names.group)
+    try:
+        splits = divided(splits["train"], division, random)
+    except UserError as error:
+        raise UserError(f"{found.place}: {error}") from error
+    if [*splits] == ["train"] and "train" not in needed:
+        splits = held_out(splits["train"], {"test": np.arange(len(splits["train"].judgments))})
     return splits
 
 
@@ -202,35 +163,6 @@ def _with_groups(rows: Dataset, column: str, place: str) -> Dataset:
     if None in groups:
         raise UserError(f"{place}, row {groups.index(None) + 1}: the group, column {column!r}, is missing or empty")
     return rows.add_column(GROUP, list(map(str, groups)))
-
-
-def load_judged(folder: Path) -> dict[str, Split]:
-    """Reads the splits of a folder in the layout of BEIR, CoSQA or CoSQA+. Returns {} for other layouts.
-
-    The corpus of train has only judged functions. CoSQA+ has only test.
-
-    Raises:
-        UserError: a file is missing or cannot be read, or a judgment mentions an unknown query or function. The
-            message includes the file and the row.
-    """
-    if is_beir(folder):
-        return load_beir(folder)
-    files = files_of(folder)
-    splits = {}
-    if has_cosqa(files):
-        splits = load_cosqa(folder, files)
-    if has_cosqa_plus(files):
-        if "test" in splits:
-            raise UserError(f"{folder}: both CoSQA and CoSQA+ have test queries; put them into separate folders")
-        splits["test"] = load_cosqa_plus(folder, files)
-    return splits
-
-
-def _files_of(path: Path) -> dict[str, str]:
-    """Returns the path of each split's file, for messages. Skips splits with several files."""
-    if is_saved(path):
-        return {}
-    return {split: str(files[0]) for split, files in row_files(path).items() if len(files) == 1}
 
 
 def make_splits(
@@ -406,59 +338,3 @@ def evaluation_splits(
     if codebase is not None:
         tables["codebase"] = as_rows(codebase, "codebase")
     return make_splits(tables, name, names, files={name: name, "codebase": "codebase"})[name]
-
-
-def as_rows(rows, name: str) -> Dataset:
-    """Converts a list of dicts, a data frame or a `Dataset` to a `Dataset` that has no format set.
-
-    Raises:
-        UserError: the list is empty, two columns of a data frame have the same name, a column mixes types, or the rows
-            have another type, such as `IterableDataset`.
-    """
-    if isinstance(rows, Dataset):
-        if rows.format["type"] == "custom":
-            return _transformed(rows, name)
-        return with_plain_text(rows.with_format(None) if rows.format["type"] else rows)  # columns are then lists
-    if isinstance(rows, pd.DataFrame):
-        frame = rows.set_axis(rows.columns.map(str), axis=1)
-        repeated = frame.columns[frame.columns.duplicated()]
-        if len(repeated):
-            raise UserError(f"{name}: two columns are called {repeated[0]!r}; rename one of them")
-        with _naming_half_characters(name, lambda: frame.to_dict("records")):
-            return Dataset(table_of_frame(frame, name))
-    if hasattr(rows, "__arrow_c_stream__"):  # a frame of polars, or an Arrow table
-        return Dataset(plain_table(pa.table(rows), name))
-    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
-        if not rows:
-            raise UserError(f"{name}: there are no rows")
-        with _naming_half_characters(name, lambda: rows):
-            return Dataset(table_of(rows, name))
-    if isinstance(rows, str | Path):
-        raise UserError(f"{name}={rows}: expected rows, not a name; load them with load_rows first")
-    raise UserError(
-        f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}; "
-        "collect the rows of a stream first, because rows are identified by their index"
-    )
-
-
-def _transformed(rows: Dataset, name: str) -> Dataset:
-    """Applies the function of `Dataset.with_transform` to all rows once, because texts are read before training."""
-    print_on_main(f"{name}: applying the transform of the data set once, to all rows")
-
-    def outputs() -> Iterator[dict]:
-        for batch in rows.iter(TRANSFORMED_AT_ONCE):
-            for values in zip(*batch.values(), strict=True):
-                yield dict(zip(batch, values, strict=True))
-
-    with _naming_half_characters(name, outputs):
-        return Dataset(table_of(outputs(), name))
-
-
-@contextmanager
-def _naming_half_characters(name: str, rows: Callable[[], Iterable[Mapping]]) -> Iterator[None]:
-    """Raises a UserError with the row and column of half a character, which UTF-8 cannot store."""
-    try:
-        yield
-    except UnicodeEncodeError:
-        check_encodable((f"{name}, row {number}", row) for number, row in enumerate(rows(), 1))
-        raise

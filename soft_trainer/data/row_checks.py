@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -112,22 +112,37 @@ def check_table(rows: Dataset, name: str, columns: Columns, place: str, has_corp
             )
         raise UserError(f"{place}: no column for the {side}: the rows have {known}; set {side}_column")
     _check_labels(rows, columns, place)
-    for name in columns_in(rows, (*columns.query, *columns.code)):
+    check_texts(rows, (*columns.query, *columns.code), place)
+
+
+def check_texts(rows: Dataset, columns: Sequence[str], place: str) -> None:
+    """Checks that columns contain texts, or lists of texts if their names say that they may.
+
+    Raises:
+        UserError: a column contains something else. The message gives the first such row.
+    """
+    for name in columns_in(rows, columns):
         feature = rows.features[name]
-        tokens = isinstance(feature, List)
-        if tokens and not name.endswith(TOKENS_END) and name not in POSITIVES:
-            raise UserError(f"{place}: {not_tokens(name)}")
-        kinds = (str, type(None))
-        if (feature.feature if tokens else feature) in (Value("string"), Value("large_string"), Value("null")):
-            if not tokens or pc.list_flatten(rows.select_columns(name).with_format("arrow")[:][name]).null_count == 0:
-                continue
-            kinds = (str,)
-        for row, value in enumerate(rows[name][:], 1):
-            parts = value if tokens and value is not None else [value]
-            if value is not None and not all(isinstance(part, kinds) for part in parts):
-                raise UserError(
-                    f"{place}, row {row}: column {name!r} contains {shortened(repr(value))}; expected text"
-                )
+        may_list = name.endswith(TOKENS_END) or name in POSITIVES
+        if isinstance(feature, List):
+            if not may_list:
+                raise UserError(f"{place}: {not_tokens(name)}")
+            parts = pc.list_flatten(rows.select_columns(name).with_format("arrow")[:][name])
+            whole = parts.null_count == 0
+            feature = feature.feature
+        else:
+            whole = True
+        if whole and feature in (Value("string"), Value("large_string"), Value("null")):
+            continue
+        values = rows[name][:]
+        kind = str
+        if may_list and isinstance(next((value for value in values if value is not None), None), list):
+            kind = list
+        for row, value in enumerate(values, 1):
+            parts = value if kind is list else [value]
+            if value is not None and not (isinstance(value, kind) and all(isinstance(part, str) for part in parts)):
+                shown = shortened(repr(value))
+                raise UserError(f"{place}, row {row}: column {name!r} contains {shown}; expected text")
 
 
 def _repeats(rows: Dataset, columns: Columns) -> bool:

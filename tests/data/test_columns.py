@@ -181,7 +181,7 @@ LISTS = [
     ({"query": "a", "pos": []}, {}, "row 1: column 'pos' is missing or empty"),
     ({"query": "a", "pos": ["x", None]}, {}, "row 1: column 'pos' contains ['x', None]; expected text"),
     ({"query": "a", "pos": [1, 2]}, {}, "row 1: column 'pos' contains [1, 2]; expected text"),
-    ({"query": "a", "pos": "x", "neg": [{"text": "y"}]}, {}, "negatives, row 1: expected a list of functions or urls"),
+    ({"query": "a", "pos": "x", "neg": [{"text": "y"}]}, {}, "row 1: a column of negatives contains [{"),
 ]
 
 

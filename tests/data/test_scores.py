@@ -92,7 +92,7 @@ def test_scores_are_read_with_their_functions(rows, expected):
         ([{"query": "q", "pos": ["c"], "pos_scores": [1.0, 2.0]}], "row 1: pos_scores has 2 values for 1 functions"),
         ([PAIR | {"negative": "x", "scores": "[0.5, 0.1]"}], "row 1: scores contains '[0.5, 0.1]'; expected numbers"),
         ([PAIR | {"negative": "x", "scores": [math.inf, 0.1]}], "row 1: scores contains inf; expected numbers"),
-        ([PAIR | {"negative": 5, "scores": [0.5, 0.1]}], "row 1: expected a list of functions or urls, not 5"),
+        ([PAIR | {"negative": 5, "scores": [0.5, 0.1]}], "row 1: a column of negatives contains 5; expected"),
         ([PAIR | {"score": 1}, PAIR | {"code": "x", "score": 0}], "score does not say which functions answer"),
         ([{"query": "q", "pos": ["c", "x"], "scores": [2, 1]}], "scores does not say which functions answer"),
         ([{"query": "q", "answer": ["c", "x"], "scores": [2, 1]}], "scores does not say which functions answer"),
@@ -173,7 +173,7 @@ def test_mined_rows_load_with_the_same_numbers_or_are_refused(rows, scorer, colu
 
 def load_whole(path) -> Split:
     """Loads a file without dividing it."""
-    return read_source(path, needed=("train",), divide=False)["train"]
+    return read_source(path, needed=("train",), division=None)["train"]
 
 
 def test_pushed_rows_load_with_the_same_scores(tmp_path):

@@ -16,7 +16,7 @@ from trees import source_tree
 
 from soft_trainer import load_rows
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data import load as loading
+from soft_trainer.data import reading as loading
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts import codesearchnet
 from soft_trainer.data.row_checks import check_split
@@ -269,7 +269,7 @@ def test_what_a_run_cannot_do_without(training, eval_data_dir, needed):
 
 @pytest.mark.parametrize("rows", [np.array(["x", "y"]), ["x"], iter([{"code": "x"}])])
 def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
-    with refused("rows: expected a datasets.Dataset, a data frame or a list of dicts", f"not {type(rows).__name__}; "):
+    with refused("rows: expected a datasets.Dataset, a data frame or a list of dicts", f"not {type(rows).__name__}"):
         loading.as_rows(rows, "rows")
     with refused("rows: there are no rows"):
         loading.as_rows([], "rows")
