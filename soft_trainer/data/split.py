@@ -330,6 +330,8 @@ class Split:
             return None
         documents = pd.Index(self.corpus["url"][:]).get_indexer(self.queries[OWN_ID][:])
         queries = np.flatnonzero(documents >= 0)
+        if not len(queries):
+            return None
         judged = np.asarray(self.judgments.relevant[queries, documents[queries]]).ravel() > 0
         documents[queries[judged]] = -1
         return documents.astype(np.int64) if (documents >= 0).any() else None
