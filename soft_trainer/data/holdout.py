@@ -18,7 +18,7 @@ from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS
 from soft_trainer.data.split import Judgments, Split
 from soft_trainer.data.tokens import column_texts, columns_in, text_ids
 from soft_trainer.errors import UserError
-from soft_trainer.mining.packages import HELD_OUT_SHARE, assign_splits
+from soft_trainer.shares import HELD_OUT_SHARE, assign_splits
 from soft_trainer.terminal import print_on_main, table
 
 DIVIDED = SPLITS[:3]  # train, valid and test

@@ -15,7 +15,7 @@ from datasets.arrow_writer import ArrowWriter
 
 from soft_trainer.data.array_cache import no_bar_for_few
 from soft_trainer.data.column_names import LABELS
-from soft_trainer.files import written_aside
+from soft_trainer.files import check_encodable, written_aside
 from soft_trainer.terminal import print_on_main
 
 AT_ONCE = 10_000  # rows; an Arrow column of strings with 32-bit offsets holds at most 2 GiB
@@ -77,12 +77,16 @@ def _text(value) -> str:
 
 
 def plain_table(
-    columns: Mapping[str, Sequence | pa.ChunkedArray], place: str, dropped: set[str] | None = None
+    columns: Mapping[str, Sequence | pa.ChunkedArray], place: str, dropped: set[str] | None = None, start: int = 1
 ) -> pa.Table:
     """Makes an Arrow table from columns. A column that cannot be stored is dropped, and its name is printed.
 
     Args:
         dropped: the columns that are dropped from earlier rows. Those of these rows are added.
+        start: the number of the first row, for messages.
+
+    Raises:
+        UserError: a text contains half of a character. The message gives the row and the column.
     """
     dropped = set() if dropped is None else dropped
     kept = {}
@@ -92,6 +96,7 @@ def plain_table(
         try:
             kept[str(name)] = column_of(values)
         except UnicodeEncodeError:
+            check_encodable((f"{place}, row {row}", {name: value}) for row, value in enumerate(values, start))
             raise
         except (ValueError, TypeError) as error:
             dropped.add(name)
@@ -103,9 +108,11 @@ def plain_table(
 def tables_of(rows: Iterable[Mapping], place: str, dropped: set[str]) -> Iterator[pa.Table]:
     """Makes an Arrow table from every 10,000 rows, which may have different keys."""
     rows = iter(rows)
+    start = 1
     while batch := list(itertools.islice(rows, AT_ONCE)):
         names = dict.fromkeys(itertools.chain.from_iterable(batch))
-        yield plain_table({name: [row.get(name) for row in batch] for name in names}, place, dropped)
+        yield plain_table({name: [row.get(name) for row in batch] for name in names}, place, dropped, start)
+        start += len(batch)
 
 
 def table_of(rows: Iterable[Mapping], place: str) -> pa.Table:
@@ -139,8 +146,11 @@ def _values(table: pa.Table) -> list:
     return [value and json.loads(value) for value in values] if table.schema.types == [pa.json_()] else values
 
 
-def write_tables(tables: Iterable[pa.Table], path: Path) -> bool:
+def write_tables(tables: Iterable[pa.Table], path: Path, features: Features | None = None) -> bool:
     """Writes tables to an Arrow file, one after the other. Returns False if later columns or types are new.
+
+    Args:
+        features: the types of the columns, if they are declared. By default, the first table has them.
 
     Raises:
         ValueError: there are no rows.
@@ -149,9 +159,10 @@ def write_tables(tables: Iterable[pa.Table], path: Path) -> bool:
     first = next(tables, None)
     if first is None or not len(first):
         raise ValueError("it has no rows")
-    kinds = {field.name: pa.string() if pa.types.is_null(field.type) else field.type for field in first.schema}
-    empty = pa.schema(kinds).empty_table()
-    features = Features.from_arrow_schema(empty.schema)
+    if features is None:
+        kinds = {field.name: pa.string() if pa.types.is_null(field.type) else field.type for field in first.schema}
+        features = Features.from_arrow_schema(pa.schema(kinds))
+    empty = features.arrow_schema.empty_table()
     with written_aside(path) as aside, ArrowWriter(path=str(aside), features=features) as writer:
         for table in itertools.chain([first], tables):
             try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +16,8 @@ from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.codesearchnet import load_hub
 from soft_trainer.data.layouts.files import SPLIT_NAMES, check_names
 from soft_trainer.data.layouts.tables import file_places, name_skipped, names_splits, read_splits
-from soft_trainer.data.plain_columns import plain_table, table_of, tables_of, with_plain_text, write_tables
+from soft_trainer.data.plain_columns import AT_ONCE, plain_table, table_of, tables_of, with_plain_text, write_tables
 from soft_trainer.errors import UserError
-from soft_trainer.files import check_encodable
 from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.terminal import print_on_main
 
@@ -97,16 +95,14 @@ def as_rows(rows, name: str) -> Dataset:
         repeated = frame.columns[frame.columns.duplicated()]
         if len(repeated):
             raise UserError(f"{name}: two columns are called {repeated[0]!r}; rename one of them")
-        with _naming_half_characters(name, lambda: frame.to_dict("records")):
-            return Dataset(plain_table(dict(frame.items()), name))
+        return Dataset(plain_table(dict(frame.items()), name))
     if hasattr(rows, "__arrow_c_stream__"):  # a frame of polars, or an Arrow table
         table = pa.table(rows)
         return Dataset(plain_table(dict(zip(table.column_names, table.columns, strict=True)), name))
     if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
         if not rows:
             raise UserError(f"{name}: there are no rows")
-        with _naming_half_characters(name, lambda: rows):
-            return Dataset(table_of(rows, name))
+        return Dataset(table_of(rows, name))
     if isinstance(rows, str | Path):
         raise UserError(f"{name}={rows}: expected rows, not a name; load them with load_rows first")
     raise UserError(f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}")
@@ -121,23 +117,32 @@ def _transformed(rows: Dataset, name: str) -> Dataset:
             for values in zip(*batch.values(), strict=True):
                 yield dict(zip(batch, values, strict=True))
 
-    with _naming_half_characters(name, outputs):
-        return Dataset(table_of(outputs(), name))
+    return Dataset(table_of(outputs(), name))
 
 
 def _stored(rows: IterableDataset, name: str) -> Dataset:
     """Writes a stream to the cache, in a file that is named after its content.
 
+    Declared features decide the types of the columns, otherwise the first 10,000 rows.
+
     Raises:
-        UserError: the stream has no rows, or columns or types that the first 10,000 rows do not have.
+        UserError: the stream has no rows, or later rows have other columns or types.
     """
     print_on_main(f"{name}: writing the stream to the cache")
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "soft_trainer"
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f"{name}-{os.getpid()}.stream"
+    aside = folder / f"{os.getpid()}.stream"
+    kinds = rows.features
+    tables = tables_of(rows, name, set())
+    if kinds is not None:
+        batches = map(kinds.encode_batch, rows.iter(AT_ONCE))
+        tables = (pa.Table.from_pydict(batch, kinds.arrow_schema) for batch in batches)
     try:
-        if not write_tables(tables_of(rows, name, set()), aside):
-            raise UserError(f"{name}: the stream has columns or types that its first 10,000 rows do not have")
+        if not write_tables(tables, aside, kinds):
+            raise UserError(
+                f"{name}: the stream has columns or types that its first {AT_ONCE:,} rows do not have; declare them "
+                "(features= of the IterableDataset)"
+            )
     except ValueError as error:
         raise error if isinstance(error, UserError) else UserError(f"{name}: {error}") from error
     stored = folder / f"{file_fingerprint(aside)}.arrow"
@@ -145,13 +150,3 @@ def _stored(rows: IterableDataset, name: str) -> Dataset:
     found = Dataset.from_file(str(stored))
     print_on_main(f"{name}: {len(found):,} rows of the stream are in the cache")
     return found
-
-
-@contextmanager
-def _naming_half_characters(name: str, rows: Callable[[], Iterable[Mapping]]) -> Iterator[None]:
-    """Raises a UserError with the row and column of half a character, which UTF-8 cannot store."""
-    try:
-        yield
-    except UnicodeEncodeError:
-        check_encodable((f"{name}, row {number}", row) for number, row in enumerate(rows(), 1))
-        raise

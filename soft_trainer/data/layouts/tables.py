@@ -33,7 +33,6 @@ from soft_trainer.data.plain_columns import (
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
     UNREADABLE,
-    check_encodable,
     check_utf8,
     open_bytes,
     open_text,
@@ -200,11 +199,7 @@ def read_file(path: Path) -> Dataset:
         return Dataset.from_file(str(stored))
 
     with _reading(path):
-        try:
-            return cached_dataset(made_from, build)
-        except UnicodeEncodeError:
-            check_encodable(read_json_lines(path, replace=False))  # raises an error with the row
-            raise
+        return cached_dataset(made_from, build)
 
 
 def _tables(path: Path, dropped: set[str]) -> Iterator[pa.Table]:
