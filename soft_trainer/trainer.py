@@ -43,7 +43,7 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.criterion import Criterion
-from soft_trainer.data.column_names import ColumnNames
+from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split

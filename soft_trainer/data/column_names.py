@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 QUERY_COLUMNS = ("docstring", "docstring_tokens")  # of CodeSearchNet
 CODE_COLUMNS = ("original_string", "code", "code_tokens")  # of CodeSearchNet
@@ -36,40 +33,6 @@ PAIRS = (
     ("text", "function"),
 )
 TOKENS_END = "_tokens"  # the end of the names of columns with token lists
-
-
-class ColumnNames(NamedTuple):
-    """The columns that a user has named in options such as `query_column`. Others are detected automatically."""
-
-    query: str | None = None
-    code: str | None = None
-    id: str | None = None
-    negatives: str | None = None
-    group: str | None = None
-
-    def options(self) -> dict[str, str]:
-        """Returns the columns that are named, keyed by option, such as `{"query_column": "question"}`."""
-        return {f"{kind}_column": name for kind, name in self._asdict().items() if name is not None}
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which column of a source is what. A split may lack some of them.
-
-    Args:
-        query, code: the columns of queries and functions in order of preference: one column, or CodeSearchNet's.
-        id: the column that the user has set, whose values become `url`.
-        keeps_url: whether a column `url` has the id. Otherwise it is dropped, and a function's text is its id.
-        negatives: the columns of negatives.
-        scores: the column of all scores; or the columns for positives and for negatives; or `score` and `label`.
-    """
-
-    query: Sequence[str]
-    code: Sequence[str]
-    id: str | None
-    keeps_url: bool
-    negatives: Sequence[str]
-    scores: Sequence[str]
 
 
 def may_hold_lists(name: str) -> bool:

@@ -6,7 +6,9 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,17 +28,52 @@ from soft_trainer.data.column_names import (
     SCORES,
     SCORES_OF,
     TEXT_ID,
-    ColumnNames,
-    Columns,
 )
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest, print_on_main
 
-ANY_COLUMNS = ColumnNames()
 RECOGNISED = tuple(dict.fromkeys((*QUERY_COLUMNS, *CODES, *chain.from_iterable(PAIRS), *NEGATIVE_NAMES)))
 # Words in the names of columns that people expect to be read. FlagEmbedding reads an instruction from `prompt`.
 LOOKS_LIKE = {"pos", "positive", "positives", "neg", "negs", "negative", "negatives", "prompt", "instruction"}
+
+
+class ColumnNames(NamedTuple):
+    """The columns that a user has named in options such as `query_column`. Others are detected automatically."""
+
+    query: str | None = None
+    code: str | None = None
+    id: str | None = None
+    negatives: str | None = None
+    group: str | None = None
+
+    def options(self) -> dict[str, str]:
+        """Returns the columns that are named, keyed by option, such as `{"query_column": "question"}`."""
+        return {f"{kind}_column": name for kind, name in self._asdict().items() if name is not None}
+
+
+ANY_COLUMNS = ColumnNames()
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column of a source is what. A split may lack some of them.
+
+    Args:
+        query, code: the columns of queries and functions in order of preference: one column, or CodeSearchNet's.
+        id: the column that the user has set, whose values become `url`.
+        keeps_url: whether a column `url` has the id. Otherwise it is dropped, and a function's text is its id.
+        negatives: the columns of negatives.
+        scores: the column of all scores; or the columns for positives and for negatives; or `score` and `label`.
+    """
+
+    query: Sequence[str]
+    code: Sequence[str]
+    id: str | None
+    keeps_url: bool
+    negatives: Sequence[str]
+    scores: Sequence[str]
+
 
 # ---- Which column is what ----
 

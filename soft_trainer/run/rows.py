@@ -11,7 +11,7 @@ import pandas as pd
 from transformers import TrainingArguments
 
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
-from soft_trainer.data.column_names import ColumnNames
+from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.holdout import Division, without_held_out
 from soft_trainer.data.languages import check_languages, languages_in
 from soft_trainer.data.layouts.codesearchnet import select_by_urls

@@ -10,8 +10,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 from refusals import refused
 
-from soft_trainer.data.load import load_rows
-from soft_trainer.data.reading import as_rows
+from soft_trainer.data.load import as_rows, load_rows
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.hub.dataset import pushed_tables

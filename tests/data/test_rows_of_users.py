@@ -19,8 +19,7 @@ import pytest
 from datasets import Dataset
 from refusals import refused
 
-from soft_trainer.data.load import load_rows, training_split
-from soft_trainer.data.reading import as_rows
+from soft_trainer.data.load import as_rows, load_rows, training_split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data

@@ -8,8 +8,7 @@ from datasets import ClassLabel, Features, IterableDataset, IterableDatasetDict,
 from refusals import refused
 
 from soft_trainer import load_rows
-from soft_trainer.data.load import training_split
-from soft_trainer.data.reading import as_rows
+from soft_trainer.data.load import as_rows, training_split
 
 NUMBERS = range(10_003)  # more than one batch
 PAIRS = [{"query": f"adds {n}", "code": f"x + {n}"} for n in NUMBERS]

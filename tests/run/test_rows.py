@@ -16,7 +16,7 @@ from trees import source_tree
 
 from soft_trainer import load_rows
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data import reading as loading
+from soft_trainer.data import load as loading
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts import codesearchnet
 from soft_trainer.data.row_checks import check_split
