@@ -13,7 +13,7 @@ from datasets import Dataset, load_from_disk
 from git_repositories import grown
 
 from soft_trainer import fingerprints
-from soft_trainer.data import array_cache, filtering, tokens
+from soft_trainer.data import array_cache, tokens
 from soft_trainer.data.layouts import codesearchnet, tables
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import scratch
@@ -23,7 +23,7 @@ from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.neighbours import Excluded
 from soft_trainer.fingerprints import rows_fingerprint
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run import rows as run_rows
+from soft_trainer.run import filtering, rows as run_rows
 
 CODE = [
     (
@@ -89,7 +89,7 @@ def jsonl(world):
 
 
 def json_of_any_columns(world):
-    return tables._read_file(world.file("any.jsonl"))
+    return tables.read_file(world.file("any.jsonl"))
 
 
 def ids(world):

@@ -11,13 +11,16 @@ CODES = ("code", "code_tokens")
 COLUMNS_OF = {"query": QUERY_COLUMNS, "code": CODES}
 POSITIVES = ("positive", "positives", "pos")  # may list several positives of a row's query
 TEXT_ID = "code:"  # the start of a `url` that is the hash of a function
-OWN_ID = "_id"  # a query's id in BEIR, if a document of the corpus has the same id
+OWN_ID = "_id"  # a query's id in BEIR; see `Split.unranked`
+GROUP = "soft_trainer_group"  # a copy of the column that the user has set as group_column
 NEGATIVES = "negatives"  # functions, as texts or urls, that do not answer the row's query
 NEGATIVE_NAMES = (NEGATIVES, "neg", "hard_negatives", "negative", "negative_1")  # the last one with any number
 NEGATIVE = re.compile(r"neg|(hard_)?negatives?(_\d+)?")
-# The score of each positive and of each negative of a row, or None. `data/scores.py` makes these columns.
-POSITIVE_SCORES = "soft_trainer_positive_scores"
-NEGATIVE_SCORES = "soft_trainer_negative_scores"
+SCORES = "scores"  # of a row's positives, and then of its negatives, as sentence-transformers writes them
+SCORES_OF = (("positive_scores", "pos_scores"), ("negative_scores", "neg_scores"))  # of positives, of negatives
+SCORE = "score"  # of the one function in a row with a `label`
+LABEL = "label"
+LABELS = (LABEL, "labels")  # columns that say whether a row's function answers its query
 # The pairs of a query and a code column, besides CodeSearchNet's.
 PAIRS = (
     ("query", "code"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,12 @@ from datasets import Dataset
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from soft_trainer.data.column_names import GROUP
 from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS
 from soft_trainer.data.split import Judgments, Split
 from soft_trainer.data.tokens import column_texts, columns_in, text_ids
 from soft_trainer.errors import UserError
-from soft_trainer.mining.packages import HELD_OUT_SHARE, assign_splits
+from soft_trainer.shares import HELD_OUT_SHARE, assign_splits
 from soft_trainer.terminal import print_on_main, table
 
 DIVIDED = SPLITS[:3]  # train, valid and test
@@ -47,30 +48,24 @@ class Division:
             raise UserError(f"test_fraction={self.test_fraction}: expected a number above 0 and below 0.5")
 
 
-def divided(
-    split: Split, random: bool = True, division: Division | None = None, groups: Sequence | None = None
-) -> dict[str, Split]:
+def divided(split: Split, division: Division, random: bool = True) -> dict[str, Split]:
     """Divides pairs into train, valid and test, and prints the size of each.
 
-    If the column `partition` contains at least two splits, it decides, unless there are `groups`. Otherwise, about
-    80 % become train, 10 % valid and 10 % test, and all rows of a group or repository go to the same split. With fewer
-    than three repositories, rows with the same id, query or function go to the same split instead. Finally, training
-    rows whose id, query or function is in valid or test are dropped.
+    If the column `partition` contains at least two splits, it decides, unless a column of groups is set. Otherwise,
+    about 80 % become train, 10 % valid and 10 % test, and all rows of a group or repository go to the same split. With
+    fewer than three repositories, rows with the same id, query or function go to the same split instead. Finally,
+    training rows whose id, query or function is in valid or test are dropped.
 
     Args:
-        random: whether to divide pairs without a usable `partition`. If False, all of them become train.
         division: the shares, the seed, and the name of the groups' column.
-        groups: the group of each query, if the user has set the column.
+        random: whether to divide pairs without a usable `partition`. If False, all of them become train.
 
     Raises:
         UserError: there are too few rows.
     """
-    division = division or Division()
     rows = split.to_pairs()
-    if groups is not None:
-        groups = [groups[query] for query in split.judgments.pairs()[:, 0]]
     named = np.full(len(rows), None, dtype=object)
-    if PARTITION in rows.column_names and groups is None:
+    if PARTITION in rows.column_names and division.group_column is None:
         named = np.array([SPLIT_NAMES.get(str(value).lower()) for value in rows[PARTITION]], dtype=object)
     reason = f"by {PARTITION}"
     by_partition = len({*DIVIDED} & {*named}) >= 2
@@ -78,7 +73,7 @@ def divided(
         return {"train": split}
     hashes = row_hashes(rows)
     if not by_partition:
-        named, reason = _divided_at_random(rows, hashes, division, groups)
+        named, reason = _divided_at_random(rows, hashes, division)
     trains = named == "train"
     for_evaluation = {name: values[(named == "valid") | (named == "test")] for name, values in hashes.items()}
     dropped = trains & equal_rows(hashes, [for_evaluation])
@@ -96,24 +91,18 @@ def divided(
     return splits | held_out(split, {name: numbers for name, numbers in found.items() if len(numbers)})
 
 
-def _divided_at_random(
-    rows: Dataset, hashes: Mapping[str, np.ndarray], division: Division, groups: Sequence | None
-) -> tuple[np.ndarray, str]:
+def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray], division: Division) -> tuple[np.ndarray, str]:
     """Assigns rows to train, valid and test at random, keeping groups, repositories or equal rows together.
 
     Args:
         hashes: the result of `row_hashes`.
-        groups: the group of each row, if the user has set a column.
 
     Returns:
         The name of each row's split, and a description of how the rows were divided, such as "by repo".
     """
-    column = division.group_column
-    if groups is None:
-        column = next(iter(columns_in(rows, REPOSITORIES)), None)
-        groups = rows[column] if column else []
-    names = list(map(str, groups))
-    reason = f"by {column}"
+    column = next(iter(columns_in(rows, (GROUP, *REPOSITORIES))), None)
+    names = list(map(str, rows[column])) if column else []
+    reason = f"by {division.group_column or column}"
     if len(set(names)) < len(DIVIDED):
         if division.group_column is not None:
             raise UserError(
@@ -141,10 +130,7 @@ def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
     every = split.judgments.pairs()
     codes = every[np.concatenate([np.zeros(0, dtype=np.int64), *parts.values()])][:, 1]
     relevance = split.judgments.stored
-    known = relevance.code_ids
-    if known is None:
-        known = np.array(split.corpus["url"][:], dtype=object)
-    _, first = np.unique(known[codes], return_index=True)
+    _, first = np.unique(relevance.group[codes], return_index=True)
     codes = codes[np.sort(first)]
     judgments = Judgments(relevance, gain=split.judgments.gain)
     with_corpus = dataclasses.replace(split, judgments=judgments).select(codes=codes)

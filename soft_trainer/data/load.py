@@ -3,56 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import chain
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from datasets import Dataset, Features, Value
+from datasets import Dataset, Features, IterableDataset, Value
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.column_names import COLUMNS_OF, NEGATIVE
+from soft_trainer.data.column_names import GROUP
 from soft_trainer.data.columns import (
     ANY_COLUMNS,
     ColumnNames,
     check_column,
-    chosen_columns,
-    name_unused,
-    renamed,
-    source_names,
-    with_ids,
-    with_positives,
-    with_text_ids,
+    check_one_code,
+    choose_columns,
+    names_before,
+    with_usual_names,
 )
 from soft_trainer.data.holdout import HELD_OUT_SHARE, Division, divided, held_out, without_held_out
 from soft_trainer.data.languages import tables_in
-from soft_trainer.data.layouts.beir import is_beir, load_beir
-from soft_trainer.data.layouts.codesearchnet import corpus_of, is_codesearchnet, load_folder, load_hub
-from soft_trainer.data.layouts.cosqa import has_cosqa, has_cosqa_plus, load_cosqa, load_cosqa_plus
-from soft_trainer.data.layouts.files import SIDES_OF, SPLIT_NAMES, SPLITS, check_names, files_of
-from soft_trainer.data.layouts.tables import (
-    is_saved,
-    name_skipped,
-    names_splits,
-    read_splits,
-    row_files,
+from soft_trainer.data.layouts.codesearchnet import load_hub
+from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS, check_names
+from soft_trainer.data.layouts.judged import load_judged
+from soft_trainer.data.layouts.tables import file_places, name_skipped, names_splits, read_splits
+from soft_trainer.data.listed import read_listed
+from soft_trainer.data.plain_columns import (
+    AT_ONCE,
+    concatenated,
+    plain_table,
+    table_of,
+    tables_of,
     with_plain_text,
+    write_tables,
 )
-from soft_trainer.data.named_negatives import with_negative_columns
-from soft_trainer.data.plain_columns import plain_table, table_of, table_of_frame
-from soft_trainer.data.row_checks import check_labels, check_split, name_repeated
-from soft_trainer.data.scores import SCORE_COLUMNS, with_scores
-from soft_trainer.data.split import QUERY_ROW, Split
-from soft_trainer.data.tokens import columns_in, side_texts
+from soft_trainer.data.row_checks import check_split, check_table, name_repeated
+from soft_trainer.data.split import Split
+from soft_trainer.data.tokens import side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.files import check_encodable
+from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.terminal import nearest, print_on_main
 
 TRANSFORMED_AT_ONCE = 1000  # rows
+AS_USUAL = Division()
 Sources = Mapping[str, Mapping[str, Split]]  # the splits of each source
 
 
@@ -87,11 +85,11 @@ def load_rows(
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has no corpus.
         language: the configuration of a data set on the Hub, such as "ruby" for CodeSearchNet. Of other rows with a
             column `language`, only those in this language are loaded.
+        revision: the branch, tag or commit of a data set on the Hub.
         negatives_column: the column with hard negatives, texts or lists of texts, if it is not detected.
         group_column: if train is divided, all rows with the same value in this column go to the same split.
         test_fraction: if train is divided, the share of the rows in test, and the share in valid.
         seed: another seed gives another division.
-        revision: the branch, tag or commit of a data set on the Hub.
 
     Returns:
         The splits keyed by name. With several sources, `train` contains the training rows of all sources, and the
@@ -103,8 +101,9 @@ def load_rows(
     """
     names = ColumnNames(query_column, code_column, id_column, negatives_column, group_column)
     division = Division(group_column, test_fraction, seed)
+    origin = {"codebase": codebase, "language": language, "revision": revision}
     if not isinstance(source, Mapping) or source.keys() <= SPLIT_NAMES.keys():
-        return read_source(source, names, codebase, language, revision, division=division)
+        return read_source(source, names, division=division, **origin)
     if both := source.keys() & SPLIT_NAMES.keys():
         unknown = min(map(str, source.keys() - both))
         raise UserError(
@@ -113,22 +112,19 @@ def load_rows(
         )
     parts = {}
     for name, part in source.items():
-        parts[name] = read_source(part, names, codebase, language, revision, one_of_several=True, division=division)
+        parts[name] = read_source(part, names, one_of_several=True, division=division, **origin)
     return join_sources(parts, EncoderProfile())
 
 
 def read_source(
     source,
     names: ColumnNames = ANY_COLUMNS,
-    codebase=None,
-    language: str | None = None,
-    revision: str | None = None,
     *,
     needed: Sequence[str] = SPLITS,
     check: bool = True,
-    divide: bool = True,
     one_of_several: bool = False,
-    division: Division | None = None,
+    division: Division | None = AS_USUAL,
+    **origin,
 ) -> dict[str, Split]:
     """Loads the splits of one source; see `load_rows`.
 
@@ -136,109 +132,106 @@ def read_source(
         needed: the splits that the caller uses. If valid or test is needed but there is only train, train is divided.
             If train is not needed, it is skipped unless there is no other split.
         check: whether to raise an error for rows without a text or without a relevant function.
-        divide: whether to divide rows whose file or key is not named after a split. If False, these rows become train,
-            or test if train is not needed.
         one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
-        division: how to divide train.
+        division: how to divide train. If None, rows without a column `partition` stay train, or become test if train
+            is not needed.
+        origin: the codebase, language and revision; see `read_tables`.
     """
-    files: Mapping[str, str] = {}
-    named = True  # the source is named after a split
-    if isinstance(source, str | Path):
-        path = Path(source)
-        named = not path.exists() or names_splits(path)
-        if judged := load_judged(path):
-            for option, name in names.options().items():
-                if not one_of_several:
-                    raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
-            return judged
-        place = str(source)
-        if not path.exists():
-            tables = load_hub(place, language, revision)
-        elif not any(names) and is_codesearchnet(path):
-            tables = load_folder(path)
-            files = _files_of(path)
-            name_skipped(path)
-        else:
-            tables = read_splits(path)
-            files = _files_of(path)
-            name_skipped(path)
-    elif isinstance(source, Mapping):
-        place = "the rows"
-        check_names(source)
-        tables = {SPLIT_NAMES[name]: as_rows(rows, name) for name, rows in source.items()}
-    else:
-        place = "the data frame" if isinstance(source, pd.DataFrame) else "the rows"
-        tables = {"train": as_rows(source, place)}
-    if codebase is not None:
-        tables["codebase"] = as_rows(codebase, "codebase")
-    local = not isinstance(source, str | Path) or Path(source).exists()
-    if language is not None and local:
-        tables = tables_in(tables, language, place)
+    folder = isinstance(source, str | Path) and Path(source).is_dir()
+    if folder and (judged := load_judged(Path(source))):
+        for option, name in names.options().items():
+            if not one_of_several:
+                raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
+        return judged
+    found = read_tables(source, **origin)
+    tables = dict(found.rows)
     if one_of_several:
         known = set().union(*(rows.column_names for rows in tables.values()))
         names = ColumnNames(*(name if name in known else None for name in names))
     if "train" not in needed:
         if tables.keys() - {"train", "codebase"}:
             tables.pop("train", None)
-        elif {"train", "codebase"} <= tables.keys() and not divide:
+        elif {"train", "codebase"} <= tables.keys() and division is None:
             tables["test"] = tables.pop("train")
-    groups = _groups(tables, names.group, place)
-    splits = make_splits(tables, place, names, check, files)
-    if groups is not None and tables.keys() != {"train"}:
-        print_on_main(f"{place}: not using group_column={names.group}, because the rows are split already")
-    if [*splits] == ["train"] and "codebase" not in tables:
-        random = divide and (not named or bool({*needed} - {"train"}))
-        try:
-            splits = divided(splits["train"], random, division, groups)
-        except UserError as error:
-            raise UserError(f"{place}: {error}") from error
-        if [*splits] == ["train"] and "train" not in needed:
-            splits = held_out(splits["train"], {"test": np.arange(len(splits["train"].judgments))})
+    splits = make_splits(tables, found.place, names, check, found.places)
+    if tables.keys() != {"train"}:
+        if names.group is not None:
+            print_on_main(f"{found.place}: not using group_column={names.group}, because the rows are split already")
+        return splits
+    random = division is not None and (not found.named or bool({*needed} - {"train"}))
+    division = dataclasses.replace(division or AS_USUAL, group_column=names.group)
+    try:
+        splits = divided(splits["train"], division, random)
+    except UserError as error:
+        raise UserError(f"{found.place}: {error}") from error
+    if [*splits] == ["train"] and "train" not in needed:
+        splits = held_out(splits["train"], {"test": np.arange(len(splits["train"].judgments))})
     return splits
 
 
-def _groups(tables: Mapping[str, Dataset], column: str | None, place: str) -> list | None:
-    """Returns the group of each training row, or None if the user has not set the column.
+def _with_groups(rows: Dataset, column: str, place: str) -> Dataset:
+    """Copies the column of groups that the user has set, because it may also be the column of queries or ids.
 
     Raises:
         UserError: the column does not exist, or a row has no group.
     """
-    if column is None or "train" not in tables:
-        return None
-    check_column(tables["train"].column_names, "group_column", column, place)
-    groups = tables["train"][column][:]
+    check_column(rows.column_names, "group_column", column, place)
+    groups = rows[column][:]
     if None in groups:
         raise UserError(f"{place}, row {groups.index(None) + 1}: the group, column {column!r}, is missing or empty")
-    return groups
+    return rows.add_column(GROUP, list(map(str, groups)))
 
 
-def load_judged(folder: Path) -> dict[str, Split]:
-    """Reads the splits of a folder in the layout of BEIR, CoSQA or CoSQA+. Returns {} for other layouts.
+@dataclass(frozen=True)
+class Tables:
+    """The rows of one source as they stand there, keyed by split.
 
-    The corpus of train has only judged functions. CoSQA+ has only test.
+    Args:
+        place: the source, for messages.
+        places: the files of some splits, for messages.
+        named: whether the source says which rows are which split. Otherwise, all of them are in train.
+    """
+
+    rows: Mapping[str, Dataset]
+    place: str
+    places: Mapping[str, str]
+    named: bool = True
+
+
+def read_tables(source, codebase=None, language: str | None = None, revision: str | None = None) -> Tables:
+    """Reads the tables of a source.
+
+    Args:
+        codebase, language, revision: see `load_rows`.
 
     Raises:
-        UserError: a file is missing or cannot be read, or a judgment mentions an unknown query or function. The
-            message includes the file and the row.
+        UserError: the rows cannot be read, or a split has no row in the language.
     """
-    if is_beir(folder):
-        return load_beir(folder)
-    files = files_of(folder)
-    splits = {}
-    if has_cosqa(files):
-        splits = load_cosqa(folder, files)
-    if has_cosqa_plus(files):
-        if "test" in splits:
-            raise UserError(f"{folder}: both CoSQA and CoSQA+ have test queries; put them into separate folders")
-        splits["test"] = load_cosqa_plus(folder, files)
-    return splits
-
-
-def _files_of(path: Path) -> dict[str, str]:
-    """Returns the path of each split's file, for messages. Skips splits with several files."""
-    if is_saved(path):
-        return {}
-    return {split: str(files[0]) for split, files in row_files(path).items() if len(files) == 1}
+    place = "the rows"
+    places = {}
+    named = True
+    hub = isinstance(source, str | Path) and not Path(source).exists()
+    if hub:
+        place = str(source)
+        tables = load_hub(place, language, revision)
+    elif isinstance(source, str | Path):
+        path = Path(source)
+        place = str(source)
+        tables = read_splits(path)
+        places = file_places(path)
+        named = names_splits(path)
+        name_skipped(path)
+    elif isinstance(source, Mapping):
+        check_names(source)
+        tables = {SPLIT_NAMES[name]: as_rows(rows, name) for name, rows in source.items()}
+    else:
+        place = "the data frame" if isinstance(source, pd.DataFrame) else place
+        tables = {"train": as_rows(source, place)}
+    if codebase is not None:
+        tables["codebase"] = as_rows(codebase, "codebase")
+    if language is not None and not hub:
+        tables = tables_in(tables, language, place)
+    return Tables(tables, place, places, named)
 
 
 def make_splits(
@@ -263,56 +256,41 @@ def make_splits(
     places = {name: f"{place}, {name}" for name in tables} | dict(files or {})
     if [*tables] == ["train"] and not files:
         places["train"] = place
-    tables = {name: tables[name] for name in dict.fromkeys((*SPLITS, *tables)) if name in tables}
-    quiet = "train" not in tables
-    given = dict.fromkeys(chain.from_iterable(rows.column_names for rows in tables.values()))
-    columns = chosen_columns(tables, names.query, names.code, place, quiet)
+    tables = {name: tables[name] for name in SPLITS if name in tables} | dict(tables)
+    columns = choose_columns(
+        {name: rows.column_names for name, rows in tables.items()}, names, place, quiet="train" not in tables
+    )
+    listed = {}
     for name, rows in tables.items():
-        rows = with_scores(rows, columns, places[name], quiet)
-        check_labels(rows, places[name])
-        if name == "train" and names.negatives is not None:
-            check_column(rows.column_names, "negatives_column", names.negatives, places[name])
-        tables[name] = with_negative_columns(rows, places[name], quiet, names.negatives)
-    if not quiet:
-        used = {*chain.from_iterable(COLUMNS_OF.values()), *chain.from_iterable(columns.values()), names.id}
-        used |= {names.negatives, names.group, *SCORE_COLUMNS}
-        name_unused([name for name in given if not NEGATIVE.fullmatch(name)], used, place)
-    for name, rows in tables.items():
-        if not len(rows):
-            raise UserError(f"{places[name]}: no rows")
-        for side in SIDES_OF.get(name, ("query",)) if "codebase" in tables else COLUMNS_OF:
-            if columns_in(rows, (*columns[side], *COLUMNS_OF[side])):
-                continue
-            known = ", ".join(rows.column_names)
-            if side == "code" and name not in ("train", "codebase"):
-                raise UserError(
-                    f"{places[name]}: these queries have no corpus to rank. The rows have {known}. Set code_column, "
-                    "or add a corpus (codebase.jsonl in the folder, or codebase= in Python)"
-                )
-            raise UserError(f"{places[name]}: no column for the {side}: the rows have {known}; set {side}_column")
-    tables = {name: with_positives(rows, columns["code"], places[name], check) for name, rows in tables.items()}
-    called = source_names(tables, names, columns)
-    tables = with_text_ids(renamed(with_ids(tables, columns, names.id, places), columns, place))
+        check_table(rows, name, columns, places[name], "codebase" in tables)
+        if name == "train" and names.group is not None:
+            rows = _with_groups(rows, names.group, places[name])
+        rows, listed[name] = read_listed(rows, columns, places[name], check)
+        tables[name] = with_usual_names(rows, columns, places[name])
+    called = names_before(columns, tables)
+    if columns.id is not None:
+        check_one_code(tables, columns.id, places)
     corpus = tables.pop("codebase", None)
     paired = corpus is None  # each row has a query and its code
-    evaluated = [rows for name, rows in tables.items() if name != "train"]
-    if paired and evaluated:
-        corpus = corpus_of(evaluated)
-    if corpus is not None:
-        if QUERY_ROW in corpus.column_names:
-            corpus = corpus.remove_columns(QUERY_ROW)
-        corpus = flat(corpus)  # the splits share it, so that it is encoded once
+    if paired and (evaluated := [rows for name, rows in tables.items() if name != "train"]):
+        corpus = concatenated(evaluated)
+        corpus = corpus.select(np.flatnonzero(~pd.Series(corpus["url"][:]).duplicated().to_numpy()))
+    corpus = corpus and flat(corpus)  # the splits share it, so that it is encoded once
     splits = {}
     for name, rows in tables.items():
-        pairs = dataclasses.replace(Split.from_pairs(rows), called=called) if paired or name == "train" else None
-        split = pairs if name == "train" else dataclasses.replace(Split.from_urls(rows, corpus), called=called)
+        pairs = split = None
+        if paired or name == "train":
+            split = pairs = Split.from_pairs(rows, listed[name])
+        if name != "train":
+            split = Split.from_urls(rows, corpus, listed[name])
+        splits[name] = split = dataclasses.replace(split, called=called)
         if check:
             code_place = places[name] if pairs else places["codebase"]
-            check_split(pairs or split, name, files={"query": places[name], "code": code_place})
+            rows_as_given = dataclasses.replace(pairs or split, called=called)
+            check_split(rows_as_given, name, files={"query": places[name], "code": code_place})
             if name != "train":
                 split.mark_checked()  # `pairs` has the same rows
         name_repeated(rows, places[name])
-        splits[name] = split
     if not splits:
         raise UserError(f"{place}: no rows of train, valid or test")
     return splits
@@ -434,34 +412,33 @@ def evaluation_splits(
 def as_rows(rows, name: str) -> Dataset:
     """Converts a list of dicts, a data frame or a `Dataset` to a `Dataset` that has no format set.
 
+    A stream, an `IterableDataset`, is written to the cache first.
+
     Raises:
-        UserError: the list is empty, two columns of a data frame have the same name, a column mixes types, or the rows
-            have another type, such as `IterableDataset`.
+        UserError: the list is empty, two columns of a data frame have the same name, or the rows have another type.
     """
     if isinstance(rows, Dataset):
         if rows.format["type"] == "custom":
             return _transformed(rows, name)
         return with_plain_text(rows.with_format(None) if rows.format["type"] else rows)  # columns are then lists
+    if isinstance(rows, IterableDataset):
+        return with_plain_text(_stored(rows, name))
     if isinstance(rows, pd.DataFrame):
         frame = rows.set_axis(rows.columns.map(str), axis=1)
         repeated = frame.columns[frame.columns.duplicated()]
         if len(repeated):
             raise UserError(f"{name}: two columns are called {repeated[0]!r}; rename one of them")
-        with _naming_half_characters(name, lambda: frame.to_dict("records")):
-            return Dataset(table_of_frame(frame, name))
+        return Dataset(plain_table(dict(frame.items()), name))
     if hasattr(rows, "__arrow_c_stream__"):  # a frame of polars, or an Arrow table
-        return Dataset(plain_table(pa.table(rows), name))
+        table = pa.table(rows)
+        return Dataset(plain_table(dict(zip(table.column_names, table.columns, strict=True)), name))
     if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
         if not rows:
             raise UserError(f"{name}: there are no rows")
-        with _naming_half_characters(name, lambda: rows):
-            return Dataset(table_of(rows, name))
+        return Dataset(table_of(rows, name))
     if isinstance(rows, str | Path):
         raise UserError(f"{name}={rows}: expected rows, not a name; load them with load_rows first")
-    raise UserError(
-        f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}; "
-        "collect the rows of a stream first, because rows are identified by their index"
-    )
+    raise UserError(f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}")
 
 
 def _transformed(rows: Dataset, name: str) -> Dataset:
@@ -473,15 +450,36 @@ def _transformed(rows: Dataset, name: str) -> Dataset:
             for values in zip(*batch.values(), strict=True):
                 yield dict(zip(batch, values, strict=True))
 
-    with _naming_half_characters(name, outputs):
-        return Dataset(table_of(outputs(), name))
+    return Dataset(table_of(outputs(), name))
 
 
-@contextmanager
-def _naming_half_characters(name: str, rows: Callable[[], Iterable[Mapping]]) -> Iterator[None]:
-    """Raises a UserError with the row and column of half a character, which UTF-8 cannot store."""
+def _stored(rows: IterableDataset, name: str) -> Dataset:
+    """Writes a stream to the cache, in a file that is named after its content.
+
+    Declared features decide the types of the columns, otherwise the first 10,000 rows.
+
+    Raises:
+        UserError: the stream has no rows, or later rows have other columns or types.
+    """
+    print_on_main(f"{name}: writing the stream to the cache")
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "soft_trainer"
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f"{os.getpid()}.stream"
+    kinds = rows.features
+    tables = tables_of(rows, name, set())
+    if kinds is not None:
+        batches = map(kinds.encode_batch, rows.iter(AT_ONCE))
+        tables = (pa.Table.from_pydict(batch, kinds.arrow_schema) for batch in batches)
     try:
-        yield
-    except UnicodeEncodeError:
-        check_encodable((f"{name}, row {number}", row) for number, row in enumerate(rows(), 1))
-        raise
+        if not write_tables(tables, aside, kinds):
+            raise UserError(
+                f"{name}: the stream has columns or types that its first {AT_ONCE:,} rows do not have; declare them "
+                "(features= of the IterableDataset)"
+            )
+    except ValueError as error:
+        raise error if isinstance(error, UserError) else UserError(f"{name}: {error}") from error
+    stored = folder / f"{file_fingerprint(aside)}.arrow"
+    os.replace(aside, stored)
+    found = Dataset.from_file(str(stored))
+    print_on_main(f"{name}: {len(found):,} rows of the stream are in the cache")
+    return found

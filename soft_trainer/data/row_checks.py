@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset
+from datasets import Dataset, List, Value
 
-from soft_trainer.data.column_names import COLUMNS_OF
-from soft_trainer.data.layouts.tables import LABELS
+from soft_trainer.data.column_names import COLUMNS_OF, LABEL, LABELS, POSITIVES, SCORE, SCORES, TOKENS_END
+from soft_trainer.data.columns import Columns
+from soft_trainer.data.layouts.files import SIDES_OF
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import check_language_column, column_texts, columns_in, text_column, text_ids
+from soft_trainer.data.tokens import (
+    check_language_column,
+    column_texts,
+    columns_in,
+    not_tokens,
+    text_column,
+    text_ids,
+)
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main
+from soft_trainer.terminal import print_on_main, shortened
 
 UNREAD = ("score", "relevance")  # columns whose meaning is unclear
 SHOWN = 5  # rows to list in a message
@@ -82,9 +90,79 @@ def _is_long(split: Split, side: str, row: int) -> bool:
     return len(others) > 0 and lengths[others].max() > 10 * np.median(lengths)
 
 
-def check_labels(rows: Dataset, place: str) -> None:
+def check_table(rows: Dataset, name: str, columns: Columns, place: str, has_corpus: bool) -> None:
+    """Checks that a split has rows, and that the columns that it needs have the right types and labels.
+
+    Args:
+        name: the name of the split.
+        has_corpus: whether valid and test are ranked against a table of functions.
+
+    Raises:
+        UserError: there are no rows, a column is missing, or a value is not text. The message gives the first row.
+    """
+    if not len(rows):
+        raise UserError(f"{place}: no rows")
+    for side in SIDES_OF.get(name, ("query",)) if has_corpus else COLUMNS_OF:
+        if columns_in(rows, (*getattr(columns, side), *COLUMNS_OF[side])):
+            continue
+        known = ", ".join(rows.column_names)
+        if side == "code" and name not in ("train", "codebase"):
+            raise UserError(
+                f"{place}: these queries have no corpus to rank. The rows have {known}. Set code_column, "
+                "or add a corpus (codebase.jsonl in the folder, or codebase= in Python)"
+            )
+        raise UserError(f"{place}: no column for the {side}: the rows have {known}; set {side}_column")
+    _check_labels(rows, columns, place)
+    check_texts(rows, (*columns.query, *columns.code), place)
+
+
+def check_texts(rows: Dataset, columns: Sequence[str], place: str) -> None:
+    """Checks that columns contain texts, or lists of texts if their names say that they may.
+
+    Raises:
+        UserError: a column contains something else. The message gives the first such row.
+    """
+    for name in columns_in(rows, columns):
+        feature = rows.features[name]
+        may_list = name.endswith(TOKENS_END) or name in POSITIVES
+        if isinstance(feature, List):
+            if not may_list:
+                raise UserError(f"{place}: {not_tokens(name)}")
+            parts = pc.list_flatten(rows.select_columns(name).with_format("arrow")[:][name])
+            whole = parts.null_count == 0
+            feature = feature.feature
+        else:
+            whole = True
+        if whole and feature in (Value("string"), Value("large_string"), Value("null")):
+            continue
+        values = rows[name][:]
+        kind = str
+        if may_list and isinstance(next((value for value in values if value is not None), None), list):
+            kind = list
+        for row, value in enumerate(values, 1):
+            parts = value if kind is list else [value]
+            if value is not None and not (isinstance(value, kind) and all(isinstance(part, str) for part in parts)):
+                shown = shortened(repr(value))
+                raise UserError(f"{place}, row {row}: column {name!r} contains {shown}; expected text")
+
+
+def _repeats(rows: Dataset, columns: Columns) -> bool:
+    """Returns True if two rows have the same query."""
+    queries = columns_in(rows, columns.query)
+    return bool(queries) and pd.Series(text_ids(column_texts(rows, queries[0]))).duplicated().any()
+
+
+def _check_labels(rows: Dataset, columns: Columns, place: str) -> None:
     """Raises UserError if a column `label` marks a row's code as not relevant to its query (a label below 1)."""
-    for column in columns_in(rows, LABELS):
+    labelled = columns_in(rows, LABELS)
+    if columns.scores == (SCORE, LABEL) and {SCORE, LABEL} <= {*rows.column_names}:
+        labelled = []
+    for column in labelled:
+        if isinstance(rows.features[column], List):
+            raise UserError(
+                f"{place}: column {column!r} contains lists; write each positive with its negatives in columns such "
+                "as negative_1 (output_format='n-tuple' in sentence-transformers)"
+            )
         labels = pd.Series(rows[column][:], dtype=object).astype(str).str.lower().replace({"true": 1, "false": 0})
         wrong = np.flatnonzero(pd.to_numeric(labels, errors="coerce").to_numpy() < 1)
         if len(wrong):
@@ -92,7 +170,16 @@ def check_labels(rows: Dataset, place: str) -> None:
                 f"{place}, {_listed(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but every row's "
                 f"function counts as relevant to its query; keep only the rows with {column} 1"
             )
-    if unread := columns_in(rows, UNREAD):
+    code = columns_in(rows, columns.code)[:1]
+    several = bool(code) and isinstance(rows.features[code[0]], List) and not code[0].endswith(TOKENS_END)
+    unlabelled = SCORE in rows.column_names and not (labelled or columns.scores or columns.negatives)
+    if (several and columns.scores == (SCORES,) and not columns.negatives) or (unlabelled and _repeats(rows, columns)):
+        raise UserError(
+            f"{place}: {'scores' if several else 'score'} does not say which functions answer the query; write the "
+            "negatives in columns such as negative_1 (output_format='n-tuple' in sentence-transformers), or add a "
+            "column label of 1 and 0 beside score"
+        )
+    if unread := [name for name in columns_in(rows, UNREAD) if name not in columns.scores]:
         print_on_main(
             f"{place}: ignoring column {unread[0]!r}, because every row's function counts as relevant to its query"
         )
@@ -114,9 +201,13 @@ def name_repeated(rows: Dataset, place: str) -> None:
 def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
     """Raises UserError if a query has no relevant function, or an id is missing, repeated or shared by many rows."""
     relevance = split.judgments.stored
-    if relevance.has_ids and split.judgments.examples is None:
+    counts = relevance.counts()
+    by_ids = split.judgments.gain is None
+    if by_ids and split.judgments.examples is None:
         for side, rows in (("query", split.queries), ("code", split.corpus)):
             if "url" not in rows.column_names:
+                if counts.any():  # judgments in Python need no ids
+                    continue
                 raise UserError(f"{places[side]}: no column 'url', the id that connects a query with its function")
             if len(empty := blank_rows(rows, ["url"])):
                 raise UserError(f"{places[side]}, {_listed(empty)}: the id, column 'url', is missing or empty")
@@ -125,11 +216,10 @@ def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
             raise UserError(
                 f"{places['code']}, row {row + 1} repeats the url of row {earlier + 1}: {split.corpus['url'][row]}"
             )
-    counts = split.judgments.relevant_counts()
     missing = np.flatnonzero(counts == 0)
     if len(missing):
         reason = "no relevant function in the corpus"
-        if relevance.has_ids and "url" in split.queries.column_names:
+        if by_ids and "url" in split.queries.column_names:
             reason = f"no function in the corpus has the url, such as {split.queries['url'][int(missing[0])]!r}"
         raise UserError(f"{places['query']}, {_listed(missing)}: {reason}")
     if counts.sum() > MOST_RELEVANT * (len(split.queries) + len(split.corpus)):

@@ -20,51 +20,37 @@ from scipy import sparse
 from torch import Tensor
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.column_names import (
-    CODE_COLUMNS,
-    NEGATIVE_SCORES,
-    NEGATIVES,
-    OWN_ID,
-    POSITIVE_SCORES,
-    QUERY_COLUMNS,
-)
-from soft_trainer.data.named_negatives import with_negatives
-from soft_trainer.data.relevance import Relevance, matrix_of
+from soft_trainer.data.column_names import CODE_COLUMNS, OWN_ID, QUERY_COLUMNS
+from soft_trainer.data.listed import Listed
+from soft_trainer.data.relevance import Relevance, matrix_of, numbered
 from soft_trainer.fingerprints import fingerprint, rows_fingerprint
 
-QUERY_ROW = "soft_trainer_query_row"  # a column with the number of a row's query, if several rows have the same query
+NAMED = 1.0  # in `Judgments.negatives`: a column of the rows names the function as a negative of the query
+JUDGED = 2.0  # the query has a grade of 0 for the function
 
 
+@dataclass(frozen=True)
 class Judgments:
     """Relevance judgments for Q queries and C functions: which functions are relevant and which are negatives.
 
     Args:
-        relevant (`csr[Q, C]` or `Relevance`): the grade of each relevant function, above 0, or 1 if there are no
-            grades.
-        negatives (`csr[Q, C]`, *optional*): functions that do not answer a query, with the score of the pair or NaN.
+        stored (`Relevance` or `csr[Q, C]`): the grade of each relevant function, above 0, or 1 if there are no grades.
+        negatives (`csr[Q, C]`, *optional*): functions that do not answer a query, as `NAMED` or `JUDGED`.
+        scored (`csr[Q, C]`, *optional*): the scores that came with the rows, of positives and negatives. A score may
+            be 0.
         examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all relevant pairs.
-        named (`bool[Q]`, *optional*): the queries whose negatives a column of the rows names, so that training uses
-            them by default. By default, none.
         gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
             the CodeSearchNet challenge. None means that there are no grades.
-        positive_scores (`csr[Q, C]`, *optional*): the scores of relevant pairs that came with the rows.
     """
 
-    def __init__(
-        self,
-        relevant: sparse.csr_matrix | Relevance,
-        negatives: sparse.csr_matrix | None = None,
-        examples: np.ndarray | None = None,
-        gain: str | None = None,
-        named: np.ndarray | None = None,
-        positive_scores: sparse.csr_matrix | None = None,
-    ):
-        self.stored = Relevance.of(relevant)
-        self.named = named
-        self.negatives = negatives
-        self.examples = examples
-        self.gain = gain
-        self.positive_scores = positive_scores
+    stored: Relevance
+    negatives: sparse.csr_matrix | None = None
+    scored: sparse.csr_matrix | None = None
+    examples: np.ndarray | None = None
+    gain: str | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "stored", Relevance.of(self.stored))
 
     @property
     def relevant(self) -> sparse.csr_matrix:
@@ -89,45 +75,57 @@ class Judgments:
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Judgments:
         """Returns the judgments between selected queries and functions (int64 indices), in the indices' order."""
-        relevant = self.stored.select(queries, codes)
-        negatives = self.negatives
-        if negatives is not None:
-            negatives = negatives[queries][:, codes]
-        examples = self.examples
-        if examples is not None:
+        parts = {"stored": self.stored.select(queries, codes)}
+        for name in ("negatives", "scored"):
+            if getattr(self, name) is not None:
+                parts[name] = getattr(self, name)[queries][:, codes]
+        if self.examples is not None:
             sides = []
-            for chosen, size, numbers in zip((queries, codes), self.stored.shape, examples.T, strict=True):
+            for chosen, size, numbers in zip((queries, codes), self.stored.shape, self.examples.T, strict=True):
                 number_of = np.full(size, -1)
                 number_of[chosen] = np.arange(len(chosen))
                 sides.append(number_of[numbers])
             examples = np.stack(sides, axis=1)
-            examples = examples[(examples >= 0).all(axis=1)]
-        named = None if self.named is None else self.named[queries]
-        positive_scores = self.positive_scores
-        if positive_scores is not None:
-            positive_scores = positive_scores[queries][:, codes]
-        return Judgments(relevant, negatives, examples, self.gain, named, positive_scores)
+            parts["examples"] = examples[(examples >= 0).all(axis=1)]
+        return dataclasses.replace(self, **parts)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Judgments]) -> Judgments:
+        """Concatenates the judgments of several sources, whose rows do not judge each other."""
+        matrices = {}
+        for name in ("negatives", "scored"):
+            blocks = [getattr(part, name) for part in parts]
+            if any(block is not None for block in blocks):
+                empty = [sparse.csr_matrix(part.stored.shape, dtype=np.float32) for part in parts]
+                blocks = [other if block is None else block for block, other in zip(blocks, empty, strict=True)]
+                matrices[name] = sparse.block_diag(blocks, format="csr")
+        examples = []
+        start = np.zeros(2, dtype=np.int64)
+        for part in parts:
+            examples.append(part.pairs() + start)
+            start += part.stored.shape
+        gain = next((part.gain for part in parts if part.gain), None)
+        stored = Relevance.joined([part.stored for part in parts])
+        return cls(stored, **matrices, examples=np.concatenate(examples), gain=gain)
 
     def named_negatives(self) -> sparse.csr_matrix | None:
         """Returns the negatives that columns of the rows name, csr[Q, C], or None if there are none."""
-        if self.negatives is None or self.named is None:
+        if self.negatives is None:
             return None
-        pairs = self.negatives.tocoo()
-        kept = self.named[pairs.row]
-        return matrix_of(np.stack([pairs.row[kept], pairs.col[kept]], axis=1), pairs.data[kept], self.negatives.shape)
+        named = self.negatives.multiply(self.negatives == NAMED).tocsr()
+        return named if named.nnz else None
 
     def scores(self) -> sparse.csr_matrix:
         """Returns the scores that came with the rows, of positives and negatives, csr[Q, C]. A score may be 0."""
-        pairs = [np.empty((0, 2), dtype=np.int64)]
-        values = [np.empty(0, dtype=np.float32)]
-        for scores in (self.positive_scores, self.negatives):
-            if scores is not None:
-                found = scores.tocoo()
-                known = ~np.isnan(found.data)
-                pairs.append(np.stack([found.row[known], found.col[known]], axis=1))
-                values.append(found.data[known])
-        distinct, first = np.unique(np.concatenate(pairs), axis=0, return_index=True)
-        return matrix_of(distinct, np.concatenate(values)[first], self.stored.shape)
+        return sparse.csr_matrix(self.stored.shape, dtype=np.float32) if self.scored is None else self.scored
+
+    def scored_negatives(self) -> int:
+        """Returns the number of negatives with a score."""
+        if self.negatives is None:
+            return 0
+        known = self.scores().copy()
+        known.data[:] = 1
+        return known.multiply(self.negatives).nnz
 
     def first_queries(self) -> np.ndarray:
         """Returns the query of each function's first training pair, int64[C], or -1 if a function has no pair."""
@@ -149,8 +147,8 @@ class Split:
     """One split of a data set, such as train or test: queries, the corpus to search, and relevance judgments.
 
     Args:
-        queries: one row per query, without an index mapping.
-        corpus: one row per function, without an index mapping.
+        queries: one row per query. An index mapping is resolved.
+        corpus: one row per function. An index mapping is resolved.
         judgments: which functions are relevant to which queries.
         sources: if rows come from several sources, the numbers of queries, functions and pairs of each source, keyed
             by name in the order of the rows.
@@ -166,6 +164,10 @@ class Split:
     sources: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     called: Mapping[str, str] = field(default_factory=dict)
     checked: bool = field(default=False, init=False, compare=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "queries", flat(self.queries))
+        object.__setattr__(self, "corpus", flat(self.corpus))
 
     def mark_checked(self) -> None:
         """Records that the rows are usable for evaluation, so that they are not checked again."""
@@ -195,54 +197,51 @@ class Split:
         return pairs
 
     @classmethod
-    def from_pairs(cls, rows: Dataset) -> Split:
+    def from_pairs(cls, rows: Dataset, listed: Listed | None = None) -> Split:
         """Makes a split from rows that each have a query and a relevant function.
 
-        Rows with the same number in a column `QUERY_ROW` list several relevant functions of one query. Rows with the
-        same `url` are versions of one function, so each of their functions is relevant to all of their queries. A
-        column `negatives` lists functions that do not answer the row's query. Negatives that are not the function of
-        any row are added to the end of the corpus. `with_scores` makes the columns of scores.
+        Rows with the same `url` are versions of one function, so each of their functions is relevant to all of their
+        queries. Negatives that are not the function of any row are added to the end of the corpus.
+
+        Args:
+            listed: what rows have besides a query and a function: further positives, negatives and scores.
 
         Raises:
-            UserError: a value in `negatives` is neither a function's text nor the url of a row.
+            UserError: a negative is the url of no row.
         """
-        rows = flat(rows)
         urls = _column(rows, "url")
         ids = _numbered(urls)
-        query_of, first = _queries_of(rows)
-        named_columns = (NEGATIVES, POSITIVE_SCORES, NEGATIVE_SCORES, QUERY_ROW)
-        queries = _without(rows, (*CODE_COLUMNS, *named_columns))
-        if len(first) < len(rows):
-            queries = flat(queries.select(first))
-        corpus = _without(rows, (*QUERY_COLUMNS, *named_columns))
-        negatives = named = positive_scores = None
-        if NEGATIVES in rows.column_names:
-            corpus, pairs, scores = with_negatives(rows, corpus, urls)
-            pairs = np.stack([query_of[pairs[:, 0]], pairs[:, 1]], axis=1)
-            pairs, distinct = np.unique(pairs, axis=0, return_index=True)
-            negatives = matrix_of(pairs, scores[distinct], (len(queries), len(corpus)))
-            named = np.ones(len(queries), dtype=bool)
+        queries = _without(rows, CODE_COLUMNS)
+        corpus = _without(rows, QUERY_COLUMNS)
+        if listed is None:
+            return cls(queries, corpus, Judgments(Relevance.by_ids(ids, ids), examples=numbered(np.arange(len(rows)))))
+        queries = listed.distinct_queries(queries)
+        corpus, pairs = listed.with_negatives(corpus, urls)
         added = ids.max(initial=-1) + 1 + np.arange(len(corpus) - len(rows), dtype=np.int32)
-        numbers = np.arange(len(rows))
-        relevant = Relevance.by_ids(ids, np.concatenate([ids, added])).of_queries(query_of, len(first))
-        examples = np.stack([query_of, numbers], axis=1)
-        if POSITIVE_SCORES in rows.column_names:
-            scores = _scores_of_positives(rows[POSITIVE_SCORES][:], query_of, first)
-            positive_scores = matrix_of(examples, scores, (len(queries), len(corpus)))
-        judgments = Judgments(relevant, negatives, examples, named=named, positive_scores=positive_scores)
+        relevant = Relevance.by_ids(ids, np.concatenate([ids, added]))
+        examples = numbered(listed.query_of)[:, ::-1]
+        shape = (len(queries), len(corpus))
+        every, first = np.unique(np.concatenate([examples, pairs]), axis=0, return_index=True)
+        wrong = every[first >= len(examples)]
+        scores = listed.scores[first]
+        known = ~np.isnan(scores)
+        judgments = Judgments(
+            relevant.of_queries(listed.query_of),
+            matrix_of(wrong, np.full(len(wrong), NAMED, np.float32), shape) if len(wrong) else None,
+            matrix_of(every[known], scores[known], shape) if known.any() else None,
+            examples,
+        )
         return cls(queries, corpus, judgments)
 
     @classmethod
-    def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
+    def from_urls(cls, queries: Dataset, corpus: Dataset, listed: Listed | None = None) -> Split:
         """Makes a split from queries and a corpus. A function is relevant to the queries with the same `url`."""
-        queries = flat(queries)
-        corpus = flat(corpus)
         ids = _numbered(np.concatenate([_column(queries, "url"), _column(corpus, "url")]))
         relevant = Relevance.by_ids(ids[: len(queries)], ids[len(queries) :])
-        query_of, first = _queries_of(queries)
-        if QUERY_ROW in queries.column_names:
-            queries = flat(queries.remove_columns(QUERY_ROW).select(first))
-        return cls(queries, corpus, Judgments(relevant.of_queries(query_of, len(first))))
+        if listed is not None:
+            queries = listed.distinct_queries(queries)
+            relevant = relevant.of_queries(listed.query_of)
+        return cls(queries, corpus, Judgments(relevant))
 
     @classmethod
     def from_grades(
@@ -263,9 +262,9 @@ class Split:
         relevant = matrix_of(pairs[positive], grades[positive], shape)
         negatives = None
         if not positive.all():
-            unknown = np.full(int((~positive).sum()), np.nan, dtype=np.float32)
-            negatives = matrix_of(pairs[~positive], unknown, shape)
-        return cls(flat(queries), flat(corpus), Judgments(relevant, negatives, pairs[positive], gain))
+            negatives = matrix_of(pairs[~positive], np.full(int((~positive).sum()), JUDGED, np.float32), shape)
+        judgments = Judgments(relevant, negatives, examples=pairs[positive], gain=gain)
+        return cls(queries, corpus, judgments)
 
     @classmethod
     def joined(cls, parts: Mapping[str, Split]) -> Split:
@@ -273,38 +272,12 @@ class Split:
 
         Equal ids in different sources do not make a function relevant. Equal texts still do (see `RelevantCodes`).
         """
-        judged = [part.judgments for part in parts.values()]
-        relevant = Relevance.joined([each.stored for each in judged])
-        negatives = None
-        if any(each.negatives is not None for each in judged):
-            blocks = []
-            for each in judged:
-                blocks.append(sparse.csr_matrix(each.stored.shape) if each.negatives is None else each.negatives)
-            negatives = sparse.block_diag(blocks, format="csr")
-        positive_scores = None
-        if any(each.positive_scores is not None for each in judged):
-            blocks = []
-            for each in judged:
-                known = each.positive_scores
-                blocks.append(sparse.csr_matrix(each.stored.shape) if known is None else known)
-            positive_scores = sparse.block_diag(blocks, format="csr")
-        named = None
-        if any(each.named is not None for each in judged):
-            blocks = []
-            for each in judged:
-                blocks.append(np.zeros(each.stored.shape[0], dtype=bool) if each.named is None else each.named)
-            named = np.concatenate(blocks)
-        pairs = []
-        start = np.zeros(2, dtype=np.int64)
-        for each in judged:
-            pairs.append(each.pairs() + start)
-            start += each.stored.shape
-        queries = flat(concatenate_datasets([part.queries for part in parts.values()]))
-        corpus = flat(concatenate_datasets([part.corpus for part in parts.values()]))
+        judgments = Judgments.joined([part.judgments for part in parts.values()])
+        queries = concatenate_datasets([part.queries for part in parts.values()])
+        corpus = concatenate_datasets([part.corpus for part in parts.values()])
         counts = {}
         for name, part in parts.items():
             counts[name] = (len(part.queries), len(part.corpus), len(part.judgments))
-        judgments = Judgments(relevant, negatives, np.concatenate(pairs), named=named, positive_scores=positive_scores)
         return cls(queries, corpus, judgments, counts)
 
     def select(self, queries: np.ndarray | None = None, codes: np.ndarray | None = None) -> Split:
@@ -315,12 +288,8 @@ class Split:
         sides = []
         numbers = []
         for rows, chosen in ((self.queries, queries), (self.corpus, codes)):
-            if chosen is None:
-                chosen = np.arange(len(rows))
-            else:
-                rows = flat(rows.select(chosen))
-            sides.append(rows)
-            numbers.append(chosen)
+            sides.append(rows if chosen is None else rows.select(chosen))
+            numbers.append(np.arange(len(rows)) if chosen is None else chosen)
         judgments = self.judgments.among(*numbers)
         return dataclasses.replace(self, queries=sides[0], corpus=sides[1], judgments=judgments)
 
@@ -338,15 +307,13 @@ class Split:
         codes[kept[:, 1]] = True
         if self.judgments.negatives is not None:
             codes[self.judgments.negatives[queries].indices] = True
-        judgments = copy.copy(self.judgments)
-        judgments.examples = kept
+        judgments = dataclasses.replace(self.judgments, examples=kept)
         return dataclasses.replace(self, judgments=judgments).select(queries, np.flatnonzero(codes))
 
     def fingerprint(self) -> str:
         """Hashes the queries, the corpus, the judgments and the sources."""
-        judged = [self.judgments.stored.content(), self.judgments.negatives, self.judgments.examples]
-        if self.judgments.positive_scores is not None:
-            judged.append(self.judgments.positive_scores)
+        judged = self.judgments
+        judged = [judged.stored.grades, judged.stored.group, judged.negatives, judged.scored, judged.examples]
         if self.sources:
             judged.append([*self.sources.items()])
         return fingerprint(rows_fingerprint(self.queries), rows_fingerprint(self.corpus), judged)
@@ -363,6 +330,8 @@ class Split:
             return None
         documents = pd.Index(self.corpus["url"][:]).get_indexer(self.queries[OWN_ID][:])
         queries = np.flatnonzero(documents >= 0)
+        if not len(queries):
+            return None
         judged = np.asarray(self.judgments.relevant[queries, documents[queries]]).ravel() > 0
         documents[queries[judged]] = -1
         return documents.astype(np.int64) if (documents >= 0).any() else None
@@ -405,7 +374,7 @@ class RelevantCodes:
         self.code_texts, known_codes = pd.factorize(code_texts)
         shape = (len(known_queries), len(known_codes))
         # Usually, `of_texts` is csr[query texts, code texts]. If functions with the same id have different texts, it
-        # is csr[query texts, ids] instead, and `ids_of_texts` is csr[code texts, ids].
+        # is csr[query texts, groups] instead, and `ids_of_texts` is csr[code texts, groups].
         self.of_texts, self.ids_of_texts = Relevance.of(answers).of_texts(self.query_texts, self.code_texts, shape)
 
     @property
@@ -479,31 +448,6 @@ def _column(rows: Dataset, name: str) -> np.ndarray:
         return np.full(len(rows), None, dtype=object)
     values = pd.Series(rows[name][:], dtype=object)
     return values.where(values.astype(bool), None).to_numpy()
-
-
-def _queries_of(rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of each row's query, int64[rows], and the first row of each query. See `QUERY_ROW`."""
-    if QUERY_ROW not in rows.column_names:
-        return np.arange(len(rows)), np.arange(len(rows))
-    query_of, _ = pd.factorize(np.asarray(rows[QUERY_ROW][:]))
-    first = np.unique(query_of, return_index=True)[1]
-    return query_of.astype(np.int64), first
-
-
-def _scores_of_positives(
-    scores: Sequence[Sequence[float | None]], query_of: np.ndarray, first: np.ndarray
-) -> np.ndarray:
-    """Returns the score of each row's positive, or NaN, float32[rows].
-
-    Args:
-        scores: the scores of all positives of the row's query, in the order of the query's rows.
-        query_of, first: see `_queries_of`.
-    """
-    places = np.arange(len(query_of)) - first[query_of]
-    values = [
-        of_query[place] if place < len(of_query) else None for of_query, place in zip(scores, places, strict=True)
-    ]
-    return np.array(values, dtype=np.float32)
 
 
 def _numbered(ids: np.ndarray) -> np.ndarray:

@@ -46,8 +46,7 @@ class ScoresEstimator(Estimator):
 
     def check(self, split: Split) -> None:
         """Raises UserError if the rows have no scores of hard negatives."""
-        scores = split.judgments.negatives
-        if scores is None or np.isnan(scores.data).all():
+        if not split.judgments.scored_negatives():
             raise UserError(
                 "estimator=scores: the rows have no scores of hard negatives; add a column 'scores' with the score of "
                 "the positive and then of each negative"
@@ -57,11 +56,8 @@ class ScoresEstimator(Estimator):
         """Collects the scores of the rows."""
         self.check(split)
         self._scores = split.judgments.scores()
-        judgments = split.judgments
-        positives = 0
-        if judgments.positive_scores is not None:
-            positives = int((~np.isnan(judgments.positive_scores.data)).sum())
-        print_on_main(f"scores: of {positives:,} positives and {self._scores.nnz - positives:,} hard negatives")
+        negatives = split.judgments.scored_negatives()
+        print_on_main(f"scores: of {self._scores.nnz - negatives:,} positives and {negatives:,} hard negatives")
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Returns the scores of C functions for Q queries, Tensor[Q, C] in float32. Unknown scores are NaN."""

@@ -7,17 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 from datasets import Dataset, DatasetInfo, Features, concatenate_datasets
 from datasets.info import DatasetInfosDict
 from huggingface_hub import DatasetCard, DatasetCardData
 from transformers import TrainingArguments
 
 from soft_trainer import distributed
-from soft_trainer.data.column_names import NEGATIVES
+from soft_trainer.data.column_names import NEGATIVES, SCORES
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
-from soft_trainer.data.scores import SCORES
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.errors import UserError
@@ -57,7 +55,7 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
     tables = {}
     corpora = []
     for name, split in splits.items():
-        if not split.judgments.stored.has_ids:
+        if split.judgments.gain is not None:
             raise UserError(
                 f"push_data_to_hub can push only pairs of a query and a function, but {name} has judgments"
             )
@@ -90,12 +88,11 @@ def named_negatives(split: Split) -> list[list[str]]:
 def scores_of_pairs(split: Split) -> list[list[float | None]]:
     """Returns the score of each query's positive and then of its hard negatives, one list per query."""
     judgments = split.judgments
-    lists = [[math.nan] for _ in range(len(split))]
-    if judgments.positive_scores is not None:
-        queries, codes = judgments.pairs().T
-        lists = np.asarray(judgments.positive_scores[queries, codes]).T.tolist()
+    known = judgments.scores().todok()
+    lists = [[known.get(pair, math.nan)] for pair in map(tuple, judgments.pairs().tolist())]
     if judgments.negatives is not None:
-        lists = [scores + row.data.tolist() for scores, row in zip(lists, judgments.negatives, strict=True)]
+        for query, row in enumerate(judgments.negatives):
+            lists[query] += [known.get((query, code), math.nan) for code in row.indices.tolist()]
     return [[None if math.isnan(score) else score for score in scores] for scores in lists]
 
 

@@ -23,8 +23,9 @@ from soft_trainer import fingerprints
 from soft_trainer.errors import UserError
 from soft_trainer.files import MINED_JUDGMENTS, check_writable, write_rows
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
-from soft_trainer.mining.packages import PARTITIONS, assign_splits, package_names
+from soft_trainer.mining.packages import package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, mined_language
+from soft_trainer.shares import PARTITIONS, assign_splits
 from soft_trainer.source.definitions import parse_file
 from soft_trainer.source.documentation import document_tokens, summary
 from soft_trainer.source.functions import FileFunctions, Row

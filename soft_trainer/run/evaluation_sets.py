@@ -35,14 +35,16 @@ from pathlib import Path
 
 from datasets import Dataset
 
+from soft_trainer.data.column_names import CODES
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.annotations import read_annotations, read_relevance
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.layouts.files import SPLITS, files_of
 from soft_trainer.data.layouts.graded import graded_split
+from soft_trainer.data.layouts.judged import load_judged
 from soft_trainer.data.layouts.tables import row_files
-from soft_trainer.data.load import load_judged, read_source
-from soft_trainer.data.row_checks import check_split, drop_unusable_rows
+from soft_trainer.data.load import read_source
+from soft_trainer.data.row_checks import check_split, check_texts, drop_unusable_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -136,7 +138,7 @@ def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile
             column_names(arguments)._replace(negatives=None, group=None),
             needed=SPLITS[1:],
             check=checked,
-            divide=False,
+            division=None,
             one_of_several=arguments.data_dir is not None,
         )
         if arguments.drop_unusable:
@@ -174,5 +176,6 @@ def _judged_sets(folder: Path, arguments: DataArguments, codebase: Dataset | Non
                 raise UserError(f"{folder}: no corpus for {name}; neither the folder nor the run has a codebase")
             if "url" not in corpus.column_names:
                 raise UserError(f"{folder}: {name} refers to functions by url, but the codebase has no urls")
+            check_texts(corpus, CODES, f"{folder}, codebase")
             languages = arguments.languages or languages_in({"codebase": corpus})
             yield part, graded_split(read(files[name], languages), corpus, files[name], gain)

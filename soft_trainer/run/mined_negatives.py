@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.data.columns import CODES
+from soft_trainer.data.column_names import CODES
 from soft_trainer.data.layouts.codesearchnet import load_jsonl
 from soft_trainer.data.load import training_split
 from soft_trainer.data.split import Split

@@ -301,8 +301,8 @@ def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
     The corpus keeps all of its rows, because users may search for any of them. Only comments are removed.
     """
     # datasketch is slow to import.
-    from soft_trainer.data.filtering import filter_split
     from soft_trainer.mining.rules import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES
+    from soft_trainer.run.filtering import filter_split
 
     groups = {"graphcodebert": GRAPHCODEBERT_RULES, "codesearchnet": CODESEARCHNET_RULES}
     rules: dict[str, None] = {}  # each rule once, in order

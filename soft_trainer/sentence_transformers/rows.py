@@ -14,6 +14,7 @@ from torch import Tensor
 
 from soft_trainer.data.column_names import NEGATIVE
 from soft_trainer.data.columns import check_column
+from soft_trainer.data.relevance import marks
 from soft_trainer.data.split import Judgments, RelevantCodes, Split
 from soft_trainer.data.tokens import text_ids
 from soft_trainer.errors import UserError
@@ -131,8 +132,7 @@ class LabelledRows:
         corpus = Dataset.from_dict({"code": codes + added})
         right = sparse.eye_array(len(queries), len(corpus), dtype=np.float32, format="csr")
         named = np.repeat(np.arange(len(queries)), len(negatives)), self.codes[:, 1:].ravel()
-        unknown = np.full(len(named[0]), np.nan, dtype=np.float32)
-        wrong = sparse.csr_matrix((unknown, named), shape=right.shape) if negatives else None
+        wrong = marks(np.stack(named, axis=1), right.shape) if negatives else None
         self.split = Split(Dataset.from_dict({"docstring": queries}), corpus, Judgments(right, wrong))
         self.answers = RelevantCodes(right, text_ids(queries), text_ids(codes + added))
 

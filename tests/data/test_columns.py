@@ -1,6 +1,7 @@
 """Finding the query, code and id columns among columns with any names."""
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -8,7 +9,9 @@ import pytest
 from refusals import refused
 
 from soft_trainer import load_rows
+from soft_trainer.data import column_names
 from soft_trainer.data.columns import RECOGNISED, ColumnNames
+from soft_trainer.data.holdout import PARTITION, REPOSITORIES
 from soft_trainer.data.load import read_source, training_split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.options.fields import DataArguments
@@ -180,7 +183,7 @@ LISTS = [
     ({"query": "a", "pos": []}, {}, "row 1: column 'pos' is missing or empty"),
     ({"query": "a", "pos": ["x", None]}, {}, "row 1: column 'pos' contains ['x', None]; expected text"),
     ({"query": "a", "pos": [1, 2]}, {}, "row 1: column 'pos' contains [1, 2]; expected text"),
-    ({"query": "a", "pos": "x", "neg": [{"text": "y"}]}, {}, "negatives, row 1: expected a list of functions or urls"),
+    ({"query": "a", "pos": "x", "neg": [{"text": "y"}]}, {}, "row 1: a column of negatives contains [{"),
 ]
 
 
@@ -246,3 +249,19 @@ def test_names_of_columns_are_for_the_sources_that_have_them(tmp_path):
     assert {"train", "test-own", "test-other"} <= load_rows(sources, query_column="ask", code_column="snippet").keys()
     with refused("query_column=ask: no such column"):
         load_rows(tmp_path / "other.csv", query_column="ask")
+
+
+def test_the_page_lists_the_names_that_are_read():
+    answers = {}
+    for query, code in column_names.PAIRS:
+        answers.setdefault(query, []).append(code)
+    sides = [((query,), codes) for query, codes in answers.items()]
+    sides.append((column_names.QUERY_COLUMNS, column_names.CODE_COLUMNS))
+    groups = [(*column_names.NEGATIVE_NAMES, "negative_2"), ("url",), ("language", "path")]
+    groups.insert(1, (column_names.SCORES, *chain.from_iterable(column_names.SCORES_OF), column_names.SCORE))
+    groups += [(*REPOSITORIES, PARTITION), column_names.LABELS]
+    quoted = [" with ".join(", ".join(map("`{}`".format, names)) for names in side) for side in sides]
+    quoted += [", ".join(map("`{}`".format, names)) for names in groups]
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    table = page.split("| column | meaning |\n|:--|:--|\n")[1].split("\n\n")[0]
+    assert [line.split(" | ")[0].removeprefix("| ").removesuffix(" ...") for line in table.splitlines()] == quoted

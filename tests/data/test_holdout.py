@@ -86,9 +86,48 @@ def test_copies_that_would_leave_nothing_to_train_on_are_refused():
 )
 def test_a_column_partition_decides_where_it_names_two_splits(partitions, expected, tmp_path):
     rows = [function(number, partition=partition) for number, partition in enumerate(partitions)]
-    pd.DataFrame(rows).to_csv(tmp_path / "rows.csv", index=False)
-    splits = load_rows(tmp_path / "rows.csv")
-    assert {name: len(split) for name, split in splits.items()} == expected
+    for name in ("rows.csv", "train.csv"):
+        pd.DataFrame(rows).to_csv(tmp_path / name, index=False)
+        assert {key: len(split) for key, split in load_rows(tmp_path / name).items()} == expected
+    only_train = read_source(tmp_path / "train.csv", needed=("train",))
+    assert {key: len(split) for key, split in only_train.items()} == (
+        expected if len({*partitions}) > 1 else {"train": 60}
+    )
+
+
+@pytest.mark.parametrize("group_column", ["team", "url", "question"])
+@pytest.mark.parametrize("form", ["pairs", "positives", "negatives", "labelled pairs"])
+def test_a_group_stays_within_one_split(form, group_column):
+    rows = []
+    for number in range(40):
+        row = {
+            "question": f"q{number}",
+            "answer": f"x + {number}",
+            "team": f"t{number % 7}",
+            "url": f"page{number % 9}",
+        }
+        more = {
+            "pairs": {},
+            "positives": {"positive": [row["answer"], f"y + {number}"]},
+            "negatives": {"negative": "z"},
+        }
+        if form == "labelled pairs":
+            rows += [row | {"score": 1, "label": 1}, row | {"answer": "z", "score": 0, "label": 0}]
+        else:
+            rows.append(row | more[form])
+            if form == "positives":
+                del rows[-1]["answer"]
+    groups = {}
+    for name, split in load_rows(rows, group_column=group_column).items():
+        for query in split.queries["docstring"]:
+            row = next(row for row in rows if row["question"] == query)
+            groups.setdefault(row[group_column], set()).add(name)
+    assert {*map(len, groups.values())} == {1} and len(groups) == len({row[group_column] for row in rows})
+    rows[3] |= {group_column: None, "question": "q3" if group_column != "question" else None}
+    with refused("row 4: the group, column"):
+        load_rows(rows, group_column=group_column)
+    with refused("the rows: group_column=colour: no such column"):
+        load_rows(rows, group_column="colour")
 
 
 def test_a_row_that_equals_a_held_out_one_is_dropped_from_the_train_partition(capsys):

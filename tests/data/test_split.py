@@ -8,7 +8,8 @@ import pytest
 import torch
 from datasets import Dataset
 
-from soft_trainer.data.split import RelevantCodes, Split
+from soft_trainer.data.load import training_split
+from soft_trainer.data.split import NAMED, RelevantCodes, Split
 from soft_trainer.errors import UserError
 
 ROWS = [
@@ -49,11 +50,11 @@ def test_negatives_are_wrong_and_unknown_ones_join_the_corpus():
     rows = [row | {"negatives": []} for row in ROWS]
     rows[2]["negatives"] = ["a", "def write(path): pass", "def read(path):\n pass", "b()"]
     rows[3]["negatives"] = ["b()", "def write(path): pass"]
-    split = Split.from_pairs(Dataset.from_list(rows))
+    split = training_split([row | {"url": row["url"] or ""} for row in rows])
     assert split.corpus["code"][:][4:] == ["def read(path):\n pass", "b()"]
     wrong = split.judgments.negatives.tocoo()
     assert set(zip(wrong.row.tolist(), wrong.col.tolist(), strict=True)) == {(2, 0), (2, 3), (2, 4), (2, 5), (3, 5)}
-    assert np.isnan(wrong.data).all()
+    assert (wrong.data == NAMED).all() and not split.judgments.scores().nnz
     assert split.judgments.relevant.shape == (4, 6)
     assert split.judgments.first_queries().tolist() == [0, 1, 2, 3, -1, -1]
 
@@ -61,8 +62,8 @@ def test_negatives_are_wrong_and_unknown_ones_join_the_corpus():
 @pytest.mark.parametrize("names", [["https://example.org/#L1"], [["nested"]]])
 def test_negatives_that_are_no_codes_are_named_with_their_row(names):
     rows = [row | {"negatives": names} for row in ROWS]
-    with pytest.raises(UserError, match="negatives, row 1"):
-        Split.from_pairs(Dataset.from_list(rows))
+    with pytest.raises(UserError, match="row 1"):
+        training_split(rows)
 
 
 def test_codes_answer_the_queries_with_their_url():

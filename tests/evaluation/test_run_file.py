@@ -1,5 +1,6 @@
 """Run files, compared with what pytrec_eval computes from them."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from datasets import Dataset
 from refusals import refused
 
+from soft_trainer.data.layouts.beir import load_beir
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.retrieval import rank_corpus
@@ -47,6 +49,20 @@ def test_pytrec_eval_computes_the_same_metrics_from_the_files(tmp_path, ids):
     found = evaluated(tmp_path / "run")
     expected = [output.metrics[name] for name in ("mrr", "map", "ndcg@10")]
     assert [found[name] for name in ("recip_rank", "map", "ndcg_cut_10")] == pytest.approx(expected, abs=1e-6)
+
+
+def test_queries_of_a_beir_folder_keep_their_ids(tmp_path):
+    place = tmp_path / "beir"
+    (place / "qrels").mkdir(parents=True)
+    for name, letter in (("corpus", "d"), ("queries", "q")):
+        rows = [json.dumps({"_id": f"{letter}{n}", "text": f"text {n}"}) + "\n" for n in range(3)]
+        (place / f"{name}.jsonl").write_text("".join(rows))
+    (place / "qrels" / "test.tsv").write_text("q1\td0\t1\nq2\td2\t1\n")
+    split = load_beir(place)["test"]
+    assert split.unranked() is None
+    output = rank_corpus(torch.eye(3)[1:], torch.eye(3), split, EncoderProfile(), ())
+    output.write_run_file(tmp_path / "run", split)
+    assert (tmp_path / "run.qrels").read_text() == "q1 0 d0 1\nq2 0 d2 1\n"
 
 
 def test_ties_are_counted_and_a_short_list_says_so(tmp_path):

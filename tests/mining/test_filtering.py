@@ -1,7 +1,6 @@
 import pytest
 from datasets import Dataset
 
-from soft_trainer.data.filtering import filter_rows
 from soft_trainer.errors import UserError
 from soft_trainer.mining.rules import (
     CODESEARCHNET_RULES,
@@ -11,6 +10,7 @@ from soft_trainer.mining.rules import (
     first_broken,
     mined_language,
 )
+from soft_trainer.run.filtering import filter_rows
 from soft_trainer.source.names import is_test_path
 
 CODE = "def add(a, b):\n    c = a + b\n    return c"

@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from transformers import EarlyStoppingCallback, EvalPrediction
 
 from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer
@@ -15,12 +15,6 @@ from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1}
-
-
-@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset", "codebase"])
-def test_a_stream_of_rows_is_refused(trainer_of, rows, name):
-    with pytest.raises(UserError, match=f"{name}: expected a datasets.Dataset, .* not IterableDataset"):
-        trainer_of(arguments={name: IterableDataset.from_generator(lambda: iter(rows))})
 
 
 @pytest.mark.parametrize("value", [[], {}, "rows.jsonl"])

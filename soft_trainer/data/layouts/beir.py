@@ -16,6 +16,7 @@ from soft_trainer.data.layouts.graded import split_of_grades
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import UNREADABLE, check_utf8, open_text, read_json_lines
+from soft_trainer.terminal import print_on_main
 
 TEXT_FILES = ("corpus.jsonl", "queries.jsonl")
 
@@ -34,16 +35,14 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
     become negatives.
 
     Raises:
-        UserError: a file cannot be read, or it mentions an unknown query or function. The message gives the file and
-            the line.
+        UserError: a file cannot be read. The message gives the file and the line.
     """
     folder = Path(folder)
     corpus_file, query_file = map(files_of(folder).get, TEXT_FILES)
     corpus_ids, corpus = _rows(corpus_file, "code")
     query_ids, queries = _rows(query_file, "docstring")
     corpus = corpus.add_column("url", corpus_ids)
-    if not {*query_ids}.isdisjoint(corpus_ids):
-        queries = queries.add_column(OWN_ID, query_ids)  # see `Split.unranked`
+    queries = queries.add_column(OWN_ID, query_ids)
     splits = {}
     for split, path in _qrels(folder).items():
         grades = _grades(path, query_ids, corpus_ids)
@@ -90,23 +89,28 @@ def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
 def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFrame:
     """Reads a judgment file as a table with the columns `query` and `code`, both row indices, and `grade`.
 
-    If several lines judge the same pair, the last line counts.
+    If several lines judge the same pair, the last line counts. Queries without a text and relevant documents that the
+    corpus lacks are left out, because they cannot be asked or found, and counted in a line.
     """
-    query_rows = pd.Index(query_ids)
-    code_rows = pd.Index(code_ids)
+    query_rows = {name: row for row, name in enumerate(query_ids)}
+    code_rows = {name: row for row, name in enumerate(code_ids)}
     grades = {}
-    for place, (query, code, score) in _lines(path):
-        if query not in query_rows:
-            raise UserError(f"{place}: no query has the _id {query!r}")
-        if code not in code_rows:
-            raise UserError(f"{place}: no document has the _id {code!r}")
-        grades[query_rows.get_loc(query), code_rows.get_loc(code)] = score
+    absent: dict[str, None] = {}
+    for query, code, score in _lines(path):
+        if query in query_rows and code in code_rows:
+            grades[query_rows[query], code_rows[code]] = score
+        elif query not in query_rows:
+            absent[f"query {query!r}"] = None
+        elif score > 0:
+            absent[f"document {code!r}"] = None
+    if absent:
+        print_on_main(f"{path}: ignored {len(absent):,} judged ids that have no text, such as {next(iter(absent))}")
     pairs = pd.DataFrame(grades.keys(), columns=["query", "code"])
     return pairs.assign(grade=list(grades.values()))
 
 
-def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:
-    """Yields (location, (query id, code id, score)) for each line of a judgment file."""
+def _lines(path: Path) -> Iterator[tuple[str, str, float]]:
+    """Yields (query id, code id, score) for each line of a judgment file."""
     try:
         with open_text(path, newline="") as file:
             for number, values in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
@@ -121,7 +125,7 @@ def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:
                     score = math.nan
                 if not math.isfinite(score):
                     raise UserError(f"{place}: the score {values[2]!r} is not a number")
-                yield place, (values[0], values[1], score)
+                yield values[0], values[1], score
     except UNREADABLE as error:
         if isinstance(error, UnicodeDecodeError):
             check_utf8(path)  # raises an error with the line

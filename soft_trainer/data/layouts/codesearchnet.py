@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, List, Value
-from datasets.arrow_writer import ArrowWriter
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from soft_trainer.data.array_cache import cached_dataset, flat
-from soft_trainer.data.column_names import CODE_COLUMNS, NEGATIVE, NEGATIVES, PAIRS, QUERY_COLUMNS
-from soft_trainer.data.columns import name_unused
+from soft_trainer.data.array_cache import flat
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
-from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, row_files
+from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, read_file
 from soft_trainer.data.plain_columns import concatenated
-from soft_trainer.data.scores import SCORE, SCORE_COLUMNS, SCORES
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json_lines, written_aside
-from soft_trainer.fingerprints import file_fingerprint, fingerprint
 from soft_trainer.terminal import nearest_file, print_on_main
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
@@ -48,26 +38,6 @@ HUB_COLUMNS = {
     "func_code_url": "url",
 }
 HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
-WRITTEN_AT_ONCE = 1000  # rows
-
-
-def is_codesearchnet(folder: Path) -> bool:
-    """Returns True if a folder has only JSON Lines files named after splits, with CodeSearchNet's columns in row 1."""
-    files = files_of_splits(folder, _split_of)
-    if not files or files != row_files(folder):
-        return False  # a split has another name or format, such as `dev.jsonl` or `test.csv`
-    try:
-        first = min(files, key=SPLITS.index)
-        _, row = next(read_json_lines(files[first][0]), (None, {}))
-    except UserError:
-        return True  # `load_folder` raises a better error
-    if any(NEGATIVE.fullmatch(name) and name != NEGATIVES for name in row):
-        return False  # `load_jsonl` does not read these columns
-    if not {SCORE, *SCORE_COLUMNS}.isdisjoint(row.keys() - {SCORES}):
-        return False
-    if row and not row.keys() & {*QUERY_COLUMNS, *CODE_COLUMNS}:
-        return False
-    return not any({*pair} <= row.keys() for pair in PAIRS)
 
 
 def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDict:
@@ -83,57 +53,17 @@ def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDi
     return DatasetDict({split: load_jsonl(files[split][0]) for split in splits if split in files})
 
 
+def load_jsonl(path: Path) -> Dataset:
+    """Reads a JSON Lines file, plain or gzipped, without empty columns (see `text_column`)."""
+    rows = read_file(path)
+    return rows.remove_columns([name for name in rows.column_names if rows.data.column(name).null_count == len(rows)])
+
+
 def _split_of(name: str) -> str | None:
     split = name.removesuffix(".jsonl")
     if name != split and split in SPLITS:
         return split
     return None
-
-
-def load_jsonl(path: Path) -> Dataset:
-    """Reads CodeSearchNet's columns and `negatives` from a JSON Lines file, plain or gzipped.
-
-    Raises:
-        UserError: a row is not a JSON object, or a value has the wrong type. The message gives the file and the row.
-    """
-    first = next(_read_rows(path), {})
-    if not first:
-        raise UserError(f"{path}: no rows")
-    name_unused(next(read_json_lines(path))[1], FILE_FEATURES, str(path))
-    if all(value is None for value in first.values()):
-        raise UserError(f"{path}: row 1 has none of the columns {', '.join(FILE_FEATURES)}; rename its columns")
-    made_from = fingerprint(file_fingerprint(path), path.suffix, str(FILE_FEATURES))
-
-    def build(stored: Path) -> Dataset:
-        with written_aside(stored) as aside, ArrowWriter(path=str(aside), features=FILE_FEATURES) as writer:
-            rows = _read_rows(path)
-            while batch := list(itertools.islice(rows, WRITTEN_AT_ONCE)):
-                writer.write_table(pa.Table.from_pylist(batch, schema=FILE_FEATURES.arrow_schema))
-            writer.finalize()
-        return Dataset.from_file(str(stored))
-
-    rows = cached_dataset(made_from, build)
-    # An empty column is removed, so that the text is read from another column (see `text_column`).
-    return rows.remove_columns([name for name in FILE_FEATURES if rows.data.column(name).null_count == len(rows)])
-
-
-def _read_rows(path: Path) -> Iterator[dict]:
-    """Yields the rows of a JSON Lines file with exactly the columns of FILE_FEATURES. Missing values are None."""
-    for place, row in read_json_lines(path):
-        values = {name: row.get(name) for name in FILE_FEATURES}
-        for name, value in values.items():
-            if isinstance(FILE_FEATURES[name], List):
-                kind = list
-            else:
-                kind = str
-            if kind is list and isinstance(value, str):
-                values[name] = value = value.split() if name in TOKEN_LISTS else [value]
-            if value is not None and not isinstance(value, kind):
-                raise UserError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
-            of_item, what = (float | int | None, "a number") if name == SCORES else (str, "text")
-            if kind is list and not all(isinstance(item, of_item) for item in value or ()):
-                raise UserError(f"{place}: {name} contains a value that is not {what}")
-        yield values
 
 
 def load_hub(name: str, configuration: str | None = None, revision: str | None = None) -> dict[str, Dataset]:
@@ -185,13 +115,6 @@ def _pushed_folder(name: str, revision: str | None) -> Path | None:
     if files_of_splits(folder, _split_of):
         return folder
     return None
-
-
-def corpus_of(parts: Sequence[Dataset]) -> Dataset:
-    """Concatenates data sets into a corpus, keeping only the first row of each url."""
-    rows = concatenated(parts)
-    repeated = pd.Series(rows["url"][:]).duplicated().to_numpy()
-    return rows.select(np.flatnonzero(~repeated))
 
 
 def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str, Split]:

@@ -12,26 +12,33 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from datasets import ClassLabel, Dataset, Features, Value, load_from_disk
-from datasets.arrow_writer import ArrowWriter
+from datasets import Dataset, Features, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.data.column_names import is_list_text, may_hold_lists
 from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of, files_of_splits
-from soft_trainer.data.plain_columns import AT_ONCE, concatenated, plain_rows, plain_table, table_of
+from soft_trainer.data.plain_columns import (
+    AT_ONCE,
+    class_names,
+    concatenated,
+    joined,
+    plain_table,
+    tables_of,
+    with_plain_text,
+    write_tables,
+)
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
     UNREADABLE,
-    check_encodable,
     check_utf8,
     open_bytes,
     open_text,
     read_json,
     read_json_lines,
     uncompressed_name,
-    written_aside,
 )
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
 from soft_trainer.terminal import print_on_main
@@ -43,11 +50,10 @@ FORMATS = {
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 OTHER_FILES = ("relevance.jsonl", "annotationStore.csv")  # judgments, which `run/evaluation_sets.py` reads
 ACCEPTED = "JSON Lines, CSV, TSV or Parquet"
-TABLE_FORMAT = 1  # raise it if the same file gives other rows
+TABLE_FORMAT = 2  # raise it if the same file gives other rows
 # Parts of error messages of `datasets` and Arrow about missing rows: of an empty saved data set, of an empty file.
 WITHOUT_ROWS = ("corresponds to no data", "list index out of range", "Parquet file size is 0 bytes")
 logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # it raises what it logs
-LABELS = ("label", "labels")  # columns that say whether a row's code answers its query
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -119,20 +125,6 @@ def _reading(source: str | Path) -> Iterator[None]:
         raise UserError(f"{source}: cannot be read: {reason}") from error
 
 
-def with_class_names(rows: Dataset) -> Dataset:
-    """Replaces the numbers in `ClassLabel` columns, such as `language`, with their names, except in `label`."""
-    for name, feature in rows.features.items():
-        if isinstance(feature, ClassLabel) and name not in LABELS:
-            names = [None if value in (None, -1) else feature.int2str(value) for value in rows[name]]
-            rows = rows.remove_columns(name).add_column(name, names, feature=Value("string"))
-    return rows
-
-
-def with_plain_text(rows: Dataset) -> Dataset:
-    """Casts text of other Arrow types, which pandas and polars write, to `string`, and replaces classes by names."""
-    return plain_rows(with_class_names(rows))
-
-
 def names_splits(source: Path) -> bool:
     """Returns True if a source has named splits: a file such as `train.csv`, a folder of them, or a `DatasetDict`."""
     if is_saved(source):
@@ -161,12 +153,19 @@ def row_files(source: Path) -> dict[str, list[Path]]:
     return {"train": unnamed} if unnamed else {}
 
 
+def file_places(source: Path) -> dict[str, str]:
+    """Returns the path of each split's file, for messages. Skips splits with several files."""
+    if is_saved(source):
+        return {}
+    return {split: str(files[0]) for split, files in row_files(source).items() if len(files) == 1}
+
+
 def _read_files(source: Path) -> dict[str, Dataset]:
     """Reads the row files of a folder, or a single file, and returns the rows keyed by split."""
     files = row_files(source)
     if not files:
         raise UserError(f"{source}: no rows; expected {ACCEPTED} files, such as train.jsonl or rows.csv")
-    return {split: concatenated(list(map(_read_file, paths))) for split, paths in files.items()}
+    return {split: concatenated(list(map(read_file, paths))) for split, paths in files.items()}
 
 
 def name_skipped(source: Path) -> None:
@@ -187,47 +186,46 @@ def name_skipped(source: Path) -> None:
         )
 
 
-def _read_file(path: Path) -> Dataset:
+def read_file(path: Path) -> Dataset:
     """Reads one file of rows. Caches the rows under a fingerprint of the file's content."""
     reader = format_of(path.name)
     made_from = fingerprint(file_fingerprint(path), path.suffix, reader, TABLE_FORMAT)
 
     def build(stored: Path) -> Dataset:
-        if reader == "parquet":
-            rows = _read_parquet(path)
-        elif reader == "json":
-            rows = Dataset(table_of(_read_json(path), str(path)))
-        else:
-            rows = Dataset(table_of(_read_csv(path), str(path)))
-        if not len(rows):
-            raise UserError(f"{path}: cannot be read: it has no rows")
-        with written_aside(stored) as aside, ArrowWriter(path=str(aside), features=rows.features) as writer:
-            for start in range(0, len(rows), AT_ONCE):
-                writer.write_table(rows.data.table.slice(start, AT_ONCE))
-            writer.finalize()
+        dropped: set[str] = set()
+        if not write_tables(_tables(path, dropped), stored):  # batches have different columns or types
+            table = joined(list(_tables(path, dropped)), str(path), dropped)
+            write_tables((table.slice(start, AT_ONCE) for start in range(0, len(table), AT_ONCE)), stored)
         return Dataset.from_file(str(stored))
 
     with _reading(path):
-        try:
-            return cached_dataset(made_from, build)
-        except UnicodeEncodeError:
-            check_encodable(read_json_lines(path, replace=False))  # raises an error with the row
-            raise
+        return cached_dataset(made_from, build)
 
 
-def _read_parquet(path: Path) -> Dataset:
+def _tables(path: Path, dropped: set[str]) -> Iterator[pa.Table]:
+    """Yields the rows of a file in tables of 10,000 rows. `dropped` collects the columns that cannot be stored."""
+    reader = format_of(path.name)
+    if reader == "parquet":
+        return _read_parquet(path, dropped)
+    rows = _read_json(path) if reader == "json" else _read_csv(path)
+    return tables_of(rows, str(path), dropped)
+
+
+def _read_parquet(path: Path, dropped: set[str]) -> Iterator[pa.Table]:
     """Reads a Parquet file, plain or compressed. Classes that `datasets` has written become their names."""
     with open_bytes(path) as file:
         source = path
         if uncompressed_name(path.name) != path.name:
             source = pa.BufferReader(file.read())
-        table = pq.ParquetFile(source).read()
-    rows = Dataset(plain_table(table, str(path)))
-    if b"huggingface" in (table.schema.metadata or {}):
-        for name, feature in Features.from_arrow_schema(table.schema).items():
-            if isinstance(feature, ClassLabel):
-                rows = rows.cast_column(name, feature)
-    return with_class_names(rows)
+        read = pq.ParquetFile(source)
+        classes = {}
+        if b"huggingface" in (read.schema_arrow.metadata or {}):
+            classes = class_names(Features.from_arrow_schema(read.schema_arrow))
+        for batch in read.iter_batches(AT_ONCE):
+            columns = dict(zip(batch.schema.names, map(pa.chunked_array, zip(batch.columns)), strict=True))
+            for name, names in classes.items():
+                columns[name] = names.take(pc.if_else(pc.less(columns[name], 0), None, columns[name]))
+            yield plain_table(columns, str(path), dropped)
 
 
 def _read_json(path: Path) -> Iterator[dict]:

@@ -56,7 +56,11 @@ def test_the_judgments_of_each_file_are_a_split(folder, capsys):
     train = splits["train"]
     assert train.corpus["url"][:] == ["c1", "c3"] and train.corpus["code_tokens"][0] == "f return x + 1".split()
     assert train.judgments.pairs().tolist() == [[0, 0]]
-    assert np.isnan(train.judgments.negatives[0, 1]) and train.judgments.negatives.nnz == 1
+    assert (
+        train.judgments.negatives[0, 1] == 2
+        and train.judgments.named_negatives() is None
+        and train.judgments.negatives.nnz == 1
+    )
 
 
 def test_a_folder_is_an_evaluation_set(folder):
@@ -110,8 +114,7 @@ def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(fold
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("qrels/test.tsv", "q9\tc0\t1\n", "test.tsv, line 1: no query has the _id 'q9'"),
-        ("qrels/test.tsv", "q0\tc0\t1\nq0\tc9\t1\n", "test.tsv, line 2: no document has the _id 'c9'"),
+        ("qrels/test.tsv", "q9\tc0\t1\nq0\tc9\t1\n", "test.tsv: no query has a relevant function"),
         ("qrels/test.tsv", "q0 c0 1\n", "test.tsv, line 1: expected query-id, corpus-id and score"),
         ("qrels/test.tsv", "q0\tc0\tgood\n", "test.tsv, line 1: the score 'good' is not a number"),
         ("qrels/test.tsv", "q0\tc0\tinf\n", "test.tsv, line 1: the score 'inf' is not a number"),
@@ -126,6 +129,25 @@ def test_what_cannot_be_read_is_named(folder, name, text, words):
     (folder / name).write_text(text)
     with refused(words):
         load_beir(folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "ignored"),
+    [
+        ("q0\tc9\t1\n", "ignored 1 judged ids that have no text, such as document 'c9'"),
+        ("q2\tc9\t2\nq1\tc8\t1\n", "ignored 2 judged ids that have no text, such as document 'c9'"),
+        ("q9\tc0\t1\nq9\tc1\t1\n", "ignored 1 judged ids that have no text, such as query 'q9'"),
+        ("q2\tc9\t0\n", None),  # of no matter
+    ],
+)
+def test_judged_ids_without_a_text_are_counted_and_left_out(folder, capsys, line, ignored):
+    before = load_beir(folder)["test"]
+    path = folder / "qrels" / "test.tsv"
+    path.write_text(path.read_text() + line)
+    capsys.readouterr()
+    test = load_beir(folder)["test"]
+    assert test.fingerprint() == before.fingerprint()
+    assert (ignored or "test.tsv: 1 of 3") in (err := capsys.readouterr().err) and ("ignored" in err) == bool(ignored)
 
 
 def searched_by_itself(place, judged: str) -> None:
@@ -156,5 +178,4 @@ def test_a_querys_own_document_is_not_ranked_unless_it_is_relevant(tmp_path):
 
 
 def test_ids_of_queries_that_no_document_has_change_nothing(folder):
-    splits = load_rows(folder)
-    assert all(split.unranked() is None and "_id" not in split.queries.column_names for split in splits.values())
+    assert all(split.unranked() is None for split in load_rows(folder).values())

@@ -157,11 +157,11 @@ EXPECTED = {
     "saved": ("saved: cannot be read: it has no rows", NO_CORPUS, f"saved, test, row 5: {FEW}", TWICE, NUMBERS),
     "hub": ("someone/rows, test: no rows", NO_CORPUS, f"rows, test, row 5: {FEW}", TWICE, NUMBERS),
     "codesearchnet": (
-        "test.jsonl: no rows",
+        "test.jsonl: cannot be read: it has no rows",
         NO_CORPUS,
         "test.jsonl, row 5: column 'code' is missing or empty (1 of 5 rows)",
         TWICE,
-        "test.jsonl, row 1: code is int, expected str",
+        "test.jsonl, row 1: column 'code' contains 25; expected text",
     ),
     "beir": (
         "test.tsv: no query has a relevant function",
@@ -178,11 +178,11 @@ EXPECTED = {
         ALL,  # a key is always a string
     ),
     "annotations": (
-        "codebase.jsonl: no rows",
+        "codebase.jsonl: cannot be read: it has no rows",
         "relevance: no column for the code: the rows have url",
         "codebase, row 5: column 'code' is missing or empty",
         {"test": 5},
-        "codebase.jsonl, row 1: code is int, expected str",
+        "codebase, row 1: column 'code' contains 25; expected text",
     ),
 }
 

@@ -10,11 +10,12 @@ from refusals import refused
 
 from soft_trainer.data.languages import check_languages
 from soft_trainer.data.layouts import codesearchnet, published
-from soft_trainer.data.layouts.codesearchnet import FEATURES, is_codesearchnet, load_folder, load_hub, select_by_urls
+from soft_trainer.data.layouts.codesearchnet import FEATURES, load_folder, load_hub, select_by_urls
 from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.data.load import load_rows, make_splits
 from soft_trainer.data.row_checks import check_split
 from soft_trainer.data.split import Split
+from soft_trainer.data.tokens import side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 
 COLUMNS = "repo path func_name original_string language code code_tokens docstring docstring_tokens url partition"
@@ -51,29 +52,30 @@ def test_a_folder_gives_its_rows_in_order_with_codesearchnets_columns(write_fold
     assert data["test"].to_list() == rows[10:12]
 
 
-def test_other_columns_and_blank_lines_are_left_out_and_token_text_is_split(write_folder, rows):
-    row = rows[0] | {"code_tokens": "def  f ( )", "docstring_tokens": "sort a list", "stars": 7}
-    train = load_folder(write_folder(train=[row]))["train"]
-    assert "stars" not in train.column_names
-    assert train[0]["code_tokens"] == ["def", "f", "(", ")"]
-    assert train[0]["docstring_tokens"] == ["sort", "a", "list"]
+def test_other_columns_stay_and_blank_lines_are_left_out(write_folder, rows):
+    row = rows[0] | {"code_tokens": "def f ( )", "docstring_tokens": "sort a list", "stars": 7, "none": None}
+    train = load_rows(write_folder(train=[row]))["train"]
+    assert train.queries["stars"][:] == [7] and "none" not in train.queries.column_names
+    assert [*side_texts(train.corpus, "code", EncoderProfile())] == ["def f ( )"]
     codes = ["a = '\u2028\x0c\x85'", "b = 'é😀'"]  # some programs break lines at these characters; JSON Lines does not
     lines = [json.dumps(row | {"code": code}, ensure_ascii=False) for code in codes]
     assert load_folder(write_folder(train="\n\n".join(lines) + "\n\n"))["train"]["code"][:] == codes
-    lines = [json.dumps(row | {"code": code}) for code in ("cut \ud83d", "whole \U0001f600", r"\ud83d")]
-    codes = ["cut ?", "whole \U0001f600", r"\ud83d"]
-    assert load_folder(write_folder(train="\n".join(lines)))["train"]["code"][:] == codes
+    lines = [json.dumps(row | {"code": code}) for code in ("whole \U0001f600", r"\ud83d", "cut \ud83d")]
+    assert load_folder(write_folder(train="\n".join(lines[:2])))["train"]["code"][:] == ["whole \U0001f600", r"\ud83d"]
+    with refused("train.jsonl, row 3: column 'code' contains '\\ud83d', half of a character"):
+        load_folder(write_folder(train="\n".join(lines)))
 
 
-def test_negatives_are_one_text_or_several_and_the_column_is_there_only_with_values(write_folder, rows):
-    values = ["def f(): pass", ["u", "def g(x): return x"], None, []]
+def test_negatives_are_one_text_or_several(write_folder, rows):
+    values = ["def f(): pass", [rows[3]["url"], "def g(x): return x"], None, []]
     train = [row | {"negatives": value} for row, value in zip(rows[:4], values, strict=True)]
-    data = load_folder(write_folder(train=train))
-    assert data["train"]["negatives"][:] == [["def f(): pass"], values[1], None, []]
-    assert "negatives" not in data["valid"].column_names
+    split = load_rows(write_folder(train=train))["train"]
+    queries, codes = split.judgments.negatives.nonzero()
+    assert [*zip(queries.tolist(), codes.tolist(), strict=True)] == [(0, 4), (1, 3), (1, 5)]
+    assert split.corpus["code"][4:] == ["def f(): pass", "def g(x): return x"]
     train[1]["negatives"] = ["u", 5]
-    with refused("train.jsonl, row 2: negatives contains a value that is not text"):
-        load_folder(write_folder(train=train))
+    with refused("train.jsonl, row 2: a column of negatives contains ['u', 5]; expected a function"):
+        load_rows(write_folder(train=train))
 
 
 def test_rows_are_memory_mapped_from_a_cache(write_folder, rows, tmp_path):
@@ -85,13 +87,10 @@ def test_rows_are_memory_mapped_from_a_cache(write_folder, rows, tmp_path):
     assert load_folder(write_folder(valid=rows[9:7:-1]))["valid"][0]["url"] == rows[9]["url"]
 
 
-def test_a_split_may_be_missing_or_a_table_of_another_kind(write_folder):
+def test_a_split_may_be_missing(write_folder):
     folder = write_folder()
-    assert is_codesearchnet(folder)
     (folder / "valid.jsonl").unlink()
-    assert is_codesearchnet(folder) and list(load_folder(folder)) == ["train", "test", "codebase"]
-    (folder / "valid.csv").write_text("query,code\n")
-    assert not is_codesearchnet(folder)
+    assert list(load_folder(folder)) == ["train", "test", "codebase"]
 
 
 @pytest.mark.parametrize(
@@ -99,15 +98,18 @@ def test_a_split_may_be_missing_or_a_table_of_another_kind(write_folder):
     [
         ('{"code": "x"', ["JSON"]),
         ('["code"]', ["JSON object", "list"]),
-        ('{"url": 7}', ["url", "int", "str"]),
-        ('{"code_tokens": {"a": 1}}', ["code_tokens", "dict", "list"]),
-        ('{"code_tokens": ["def", null]}', ["row 3: code_tokens"]),
+        ('{"code_tokens": {"a": 1}}', []),
+        ('{"code_tokens": ["def", null]}', []),
+        ('{"code_tokens": ["def", 7]}', []),
+        ('{"code_tokens": "def"}', []),
     ],
 )
 def test_a_broken_row_is_named_by_file_and_row(write_folder, rows, line, words):
     folder = write_folder(valid=f"{json.dumps(rows[0])}\n\n{line}\n")
-    with refused(f"{folder / 'valid.jsonl'}, row 3", *words):
-        load_folder(folder)
+    row = 3 if words else 2  # a line that is no object is named as the file has it
+    words = words or ["column 'code_tokens' contains", "expected text"]
+    with refused(f"{folder / 'valid.jsonl'}, row {row}: ", *words):
+        load_rows(folder)
 
 
 PACK = functools.partial(gzip.compress, mtime=0)  # a time would give tests different names in each worker
@@ -118,8 +120,9 @@ WHOLE = PACK("".join(f'{{"code": "def f{n}(x): return {n * n}"}}\n' for n in ran
 @pytest.mark.parametrize(
     "name, content, words",
     [
-        *((f"test.jsonl{end}", pack(lines), "no rows") for lines in (b"", b"\n\n") for end, pack in PACKED.items()),
-        ("train.jsonl", b'{"question": "sort a list"}', "row 1 has none of the columns repo, path, "),
+        *((f"test.jsonl{end}", pack(b""), "cannot be read: it has no rows") for end, pack in PACKED.items()),
+        *((f"test.jsonl{end}", pack(b"\n\n"), "cannot be read: it has no rows") for end, pack in PACKED.items()),
+        ("train.jsonl", b'{"question": "sort a list"}', "no column for the code: the rows have question"),
         ("train.jsonl.gz", WHOLE[: len(WHOLE) // 2], "cannot be read"),
         ("train.jsonl.gz", b"plain text\n", "cannot be read"),
         ("train.jsonl.gz", WHOLE[:40] + b"\xff" * 20 + WHOLE[60:], "cannot be read"),
@@ -128,7 +131,7 @@ WHOLE = PACK("".join(f'{{"code": "def f{n}(x): return {n * n}"}}\n' for n in ran
 def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with refused(f"{tmp_path / name}: {words}"):
-        load_folder(tmp_path, [name.split(".")[0]])
+        load_rows(tmp_path)
 
 
 # ---- The Hub ----

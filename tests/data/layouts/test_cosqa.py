@@ -4,7 +4,7 @@ import pytest
 from refusals import refused
 
 from soft_trainer import load_rows
-from soft_trainer.data.load import load_judged
+from soft_trainer.data.layouts.judged import load_judged
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
