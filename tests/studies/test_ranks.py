@@ -10,7 +10,7 @@ from soft_trainer.data.split import Split
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.files import LISTED, RECORD_FORMAT, write_json
-from soft_trainer.hub.push import _contents, written_files
+from soft_trainer.hub.push import stage, written_files
 from soft_trainer.studies.compare import ranks_of
 from soft_trainer.studies.report import ReportedRun, compare_with
 
@@ -50,7 +50,7 @@ def test_ranks_of_another_encoder_are_refused_and_a_push_names_it(file, ranked, 
     with (ranked / file).open("a") as written:
         written.write(" ")
     ranks_of(ranked, "test", "lexical")
-    _contents(ranked, "ann/encoder", None, "model")
+    stage(ranked, ranked, "ann/encoder", "hf_token").cleanup()
     assert ("changed since the run" in caplog.text and file in caplog.text) == BESIDE_RANKS[file]
     if BESIDE_RANKS[file]:
         with refused(f"the encoder in {ranked} has changed since these ranks were computed; evaluate again"):
