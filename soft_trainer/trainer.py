@@ -615,19 +615,20 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.folder.path = Path(self.args.output_dir)
         return self.folder.opened(self.fingerprint, resume, (*self.options, self.args))
 
-    def measure(self, system: str = "untrained", finish=Measurements.finish) -> Measurements:
+    def measure(self, system: str = "untrained", finish=Measurements.finish, top_k: int = 10) -> Measurements:
         """Ranks the measured sets without training, and writes ranks and results to the output folder.
 
         Args:
             system: what the encoder is called in the results, "untrained" or "trained".
             finish: what to do with the measurements while the folder is open. By default, writes and prints them.
+            top_k: the number of top functions to keep for each query.
         """
         with interruption.explaining_interruption(self.args, lambda: 0), self.opened():
             self.run_fingerprint = compared(self.fingerprint, None)
             self.report = Measurements(self)
             if self.starting.name:
                 warn_of_trained_pairs(self.measured, self.starting.name, self.encoder)
-            self.report.measure(system, self.args.lexical)
+            self.report.measure(system, self.args.lexical, top_k)
             finish(self.report)
         return self.report
 

@@ -2,7 +2,7 @@
 
 soft-trainer evaluate MODEL --data_dir DIR
 soft-trainer evaluate outputs/quickstart --source_dir ~/src/my_project --language python
-soft-trainer evaluate USER/NAME --eval_data_dir COSQA --output_dir outputs/cosqa
+soft-trainer evaluate USER/NAME --eval_data_dir COSQA --output_dir outputs/cosqa --run_file outputs/cosqa.trec
 
 The encoder and lexical BM25 each rank the corpus for every test query. If only --eval_data_dir is set, only its sets
 are evaluated.
@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
+from soft_trainer.errors import UserError
+from soft_trainer.files import check_free
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import evaluation_options
@@ -32,6 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset_name", help=f"Data set on the Hub. Default: {CODESEARCHNET}, unless another option supplies rows."
     )
+    parser.add_argument(
+        "--run_file",
+        metavar="FILE",
+        help="Write rankings for trec_eval, ranx or ir-measures to FILE, and judgments to FILE.qrels. With several "
+        "sets, the file names get the sets' names.",
+    )
+    parser.add_argument(
+        "--run_depth",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="Functions to list in --run_file for each query. MAP needs the whole corpus. Default: 1000.",
+    )
     add_shared_options(parser, SHARED)
 
 
@@ -40,10 +55,17 @@ def run(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary, one_line_errors():
         model_args, data_args, args = training_arguments(arguments, arguments.output_dir or temporary)
         args.from_command_line = True
+        if arguments.run_file:
+            if arguments.run_depth < 1:
+                raise UserError(f"run_depth={arguments.run_depth}: must be 1 or more")
+            path = Path(arguments.run_file)
+            if not args.overwrite:
+                check_free(path.parent, (path.name, f"{path.stem}-*{path.suffix}"))
         # Imported here, so that errors in options are reported without waiting for torch.
         from soft_trainer import SoftInfoNCETrainer, distributed
         from soft_trainer.encoders.loading import profile_warnings
         from soft_trainer.evaluation.results import LABELS, metrics_table
+        from soft_trainer.evaluation.run_file import write_run_file
         from soft_trainer.run.opening import open_run
         from soft_trainer.training.output_folder import record_of
 
@@ -66,6 +88,10 @@ def run(arguments: argparse.Namespace) -> None:
         def finish(run) -> None:
             if not distributed.is_main():
                 return
+            if arguments.run_file:
+                for name, ranking in run.rankings.items():
+                    file = path.with_stem(f"{path.stem}-{name}") if len(run.rankings) > 1 else path
+                    print_on_main(write_run_file(file, run.measured[name], ranking))
             sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": encoder.label}) + "\n")
             if args.examples and run.rankings:
                 run.print_examples()
@@ -73,7 +99,7 @@ def run(arguments: argparse.Namespace) -> None:
                 run.write({name: value for name, value in run.record().items() if name not in ABOUT_TRAINING})
                 print_on_main(f"Written to {args.output_dir}")
 
-        trainer.measure("trained", finish)
+        trainer.measure("trained", finish, arguments.run_depth if arguments.run_file else 10)
         distributed.close()
 
 

@@ -17,7 +17,7 @@ from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_texts, text_column, text_ids
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
-from soft_trainer.evaluation.retrieval import MAP, NDCG, UNRANKED, best_answers, shorter_titles
+from soft_trainer.evaluation.retrieval import CUT, MAP, NDCG, UNRANKED, best_answers, shorter_titles
 from soft_trainer.files import written_aside
 from soft_trainer.fingerprints import encoder_files_fingerprint, fingerprint
 from soft_trainer.terminal import print_on_main, shortened, table
@@ -67,7 +67,7 @@ def save_ranks(
     query = text_column(split.queries, query_columns, "query")
     code = text_column(split.corpus, code_columns, "code")
     own = best_answers(split.judgments)
-    top_indices = ranking.top_indices.numpy(force=True)
+    top_indices = ranking.top_indices[:, :CUT].numpy(force=True)
     top = top_indices[:, :_SHOWN]
     asked = np.repeat(np.arange(len(top)), top.shape[1])
     relevant = np.asarray(split.judgments.relevant[asked, top.ravel()]).reshape(top.shape) > 0
@@ -78,7 +78,7 @@ def save_ranks(
         "url": urls[own].tolist(),
         "rank": ranking.ranks.tolist(),
         "top_urls": urls[top_indices].tolist(),
-        "top_scores": ranking.top_scores.tolist(),
+        "top_scores": ranking.top_scores[:, :CUT].tolist(),
         **(by_query or {}),
         "query": [_line(text, _WIDTH) for text in split.queries[query][:]],
         "code": lines[own].tolist(),

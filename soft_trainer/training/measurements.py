@@ -80,13 +80,14 @@ class Measurements(TrainerCallback):
         print_on_main(statistics_table(statistics, paper, args.do_eval and args.do_predict and not several))
         return statistics
 
-    def measure(self, system: str, lexical: bool = False) -> None:
+    def measure(self, system: str, lexical: bool = False, top_k: int = 10) -> None:
         """Ranks the queries of all sets with the encoder's current weights.
 
         Args:
             system: the name of these weights in the results: "untrained" or "trained".
             lexical: whether to also rank with lexical BM25, a baseline that needs no training, and with both combined.
                 This is slow for a large corpus, so do it only once.
+            top_k: the number of top functions to keep in `rankings`.
         """
         self._encoder_folder = self.trainer.starting.name
         if system == "trained" and self.folder.trains:
@@ -95,7 +96,7 @@ class Measurements(TrainerCallback):
             codes = self.trainer.embed_rows(next(iter(sets.values())).corpus, "code")
             for name, split in sets.items():
                 queries = self.trainer.embed_rows(split.queries, "query")
-                output = self.trainer.predict(split, None, name, codes=codes, queries=queries)
+                output = self.trainer.predict(split, None, name, codes, queries, top_k)
                 metrics = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
                 self.add(name, system, dataclasses.replace(output, metrics=metrics))
                 if lexical and distributed.is_main():

@@ -38,6 +38,19 @@ def test_the_table_has_the_encoder_beside_lexical_bm25(encoder_dir, data_dir, tm
     assert not any(path.name != "cache" for path in tmp_path.iterdir())  # without a folder nothing is written
 
 
+def test_a_run_file_has_the_whole_pool_and_is_not_overwritten(encoder_dir, data_dir, tmp_path, capsys):
+    words = ["evaluate", str(encoder_dir), "--data_dir", str(data_dir), "--lexical", "false", *HERE]
+    words += ["--run_file", str(tmp_path / "run.trec")]
+    assert run_command(words) == 0
+    assert "the first 24 of 24 functions for each query" in capsys.readouterr().err
+    assert len((tmp_path / "run.trec").read_text().splitlines()) == 4 * 24
+    assert len((tmp_path / "run.trec.qrels").read_text().splitlines()) == 4
+    with refused("run.trec, which would be overwritten"):
+        run_command(words)
+    with refused("run_depth=0: must be 1 or more"):
+        run_command([*words, "--run_depth", "0"])
+
+
 def test_an_encoder_is_measured_by_its_first_dimensions(encoder_dir, data_dir, tmp_path, capsys):
     words = ["evaluate", str(encoder_dir), "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out"), *HERE]
     assert run_command([*words, "--lexical", "false", "--matryoshka_dims", "8,32", "--include_prompt", "false"]) == 0
