@@ -27,8 +27,10 @@ def required() -> list[Requirement]:
 
 
 def test_requirements_have_lower_bounds_only(required):
-    operators = {specifier.operator for requirement in required for specifier in requirement.specifier}
-    assert operators == {">="}
+    for requirement in required:
+        bounds = {specifier.operator for specifier in requirement.specifier}
+        # The trainer overrides methods of `transformers` that its next major version may rename.
+        assert bounds == ({">=", "<"} if requirement.name == "transformers" else {">="})
 
 
 def test_every_requirement_has_a_tested_version_within_its_bounds(required):
