@@ -272,12 +272,15 @@ def test_a_finished_run_is_done_and_overwriting_leaves_nothing_of_the_earlier_on
     (out / "README.md").write_text("edited")
     code, said = script(**run)
     assert code == 0 and f"{out}: already done" in said[-1]
-    code, said = script(**run | {"max_steps": 3})
-    assert code == 2 and "(max_steps was 2, is now 3): to train for longer, resume_from_checkpoint=last" in said[-1]
-    assert (out / "README.md").read_text() == "edited"
-    shutil.copytree(out, tmp_path / "longer")
-    code, said = script(**run | {"max_steps": 3, "output_dir": tmp_path / "longer", "resume_from_checkpoint": "last"})
-    assert code == 0 and f"Resuming from {tmp_path / 'longer' / 'checkpoint-2'}" in said
+    code, said = script(**run | {"max_steps": 1})
+    assert code == 2 and "max_steps was 2, is now 1" in said[-1]
+    for name, how in (("longer", {}), ("resumed", {"resume_from_checkpoint": "last"})):
+        longer = tmp_path / name
+        shutil.copytree(out, longer)
+        code, said = script(**run | {"max_steps": 3, "output_dir": longer} | how)
+        assert code == 0 and f"Resuming from {longer / 'checkpoint-2'}" in said
+        assert (longer / "README.md.previous").read_text() == "edited"
+    assert (tmp_path / "longer" / "model.safetensors").read_bytes() == (longer / "model.safetensors").read_bytes()
     code, said = script(**run | {"seed": 7})
     assert code == 2 and "seed was 42, is now 7" in said[-1] and "overwrite=true" in said[-1]
     again = run | {"overwrite": True, "model_card": False, "do_train": True, "do_predict": True, "seed": 7}
