@@ -281,8 +281,7 @@ class _View:
             languages = known & {language.lower(), *_RELATED.get(language.lower(), ())}
             if not languages:
                 raise UserError(f"language={language!r}: no such files; the index has {', '.join(sorted(known))}")
-        allowed = [part.snapshot.allowed(path, languages, name, part.label) for part in self.parts]
-        kept = np.concatenate(allowed)
+        kept = np.concatenate([part.snapshot.allowed(path, languages, name, part.label) for part in self.parts])
         if tests:
             is_test = self.segments.traits[self.segments.owners, TRAITS.index("test")] > 0
             kept &= is_test == (tests == "only")
