@@ -281,8 +281,7 @@ class _View:
             languages = known & {language.lower(), *_RELATED.get(language.lower(), ())}
             if not languages:
                 raise UserError(f"language={language!r}: no such files; the index has {', '.join(sorted(known))}")
-        allowed = [part.snapshot.allowed(path, languages, name, part.label) for part in self.parts]
-        kept = np.concatenate(allowed)
+        kept = np.concatenate([part.snapshot.allowed(path, languages, name, part.label) for part in self.parts])
         if tests:
             is_test = self.segments.traits[self.segments.owners, TRAITS.index("test")] > 0
             kept &= is_test == (tests == "only")
@@ -296,10 +295,7 @@ class _View:
         """
         if not self._has_one_encoder():
             return None
-        similarity = np.full(len(self.segments.lengths), np.nan, np.float32)
-        for part in self.parts:
-            similarity[part.chunks] = part.index.similarity_to(query, part.snapshot)
-        return similarity
+        return np.concatenate([part.index.similarity_to(query, part.snapshot) for part in self.parts])
 
     def similarity_to_chunk(self, chunk: int) -> np.ndarray | None:
         """Computes the similarity of every chunk to one chunk, or NaN for a chunk without an embedding.
@@ -312,10 +308,7 @@ class _View:
         embedding = own.snapshot.embedding(chunk - own.chunks.start)
         if embedding is None:
             return None
-        similarity = np.full(len(self.segments.lengths), np.nan, np.float32)
-        for part in self.parts:
-            similarity[part.chunks] = part.snapshot.similarity(embedding)
-        return similarity
+        return np.concatenate([part.snapshot.similarity(embedding) for part in self.parts])
 
     def _has_one_encoder(self) -> bool:
         """Returns True if all indexes have the same encoder. Adds a notice if only some do, or if encoders differ."""

@@ -190,8 +190,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
     captures = QueryCursor(queries(language)[0]).captures(root)
     nodes = []
     for kind in _KINDS:
-        for node in captures.get(kind, ()):
-            nodes.append((kind, node))
+        nodes += [(kind, node) for node in captures.get(kind, ())]
     nodes.sort(key=lambda each: (each[1].start_byte, -each[1].end_byte))
     # The definitions and wrappers around the current node. Looking up parents would be quadratic in a deep tree.
     around: list[Definition] = []
@@ -342,8 +341,7 @@ def queries(language: str) -> tuple[Query, Query, Query, Query]:
     }
     patterns = [table.signatures]
     for kind, types in kinds.items():
-        for name in types:
-            patterns.append(f"({name}) @{kind}")
+        patterns += [f"({name}) @{kind}" for name in types]
     grammar = parser(language).language
     strings = "".join(f"({name}) @string" for name in table.strings.split())
     sources = ("\n".join(patterns), table.comments, table.attributes, strings)

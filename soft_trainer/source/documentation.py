@@ -37,10 +37,7 @@ def strip_comment(comment: str, directive: str = "(?!)") -> str:
     if comment.startswith("/*"):
         body = re.sub(r"^/\*+!?|\*+/$", "", comment)
         return cleandoc(re.sub(r"(?m)^[^\S\n]*\*(?!\*\w) ?", "", body))
-    lines = []
-    for line in comment.splitlines():
-        if not re.match(directive, line):
-            lines.append(re.sub(r"^\s*(/+!?|#+)", "", line))
+    lines = [re.sub(r"^\s*(/+!?|#+)", "", line) for line in comment.splitlines() if not re.match(directive, line)]
     return cleandoc("\n" + "\n".join(lines))
 
 

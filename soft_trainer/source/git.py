@@ -53,8 +53,8 @@ def _check_regular_files(path: str | os.PathLike[str]) -> None:
     """Raises UserError if one of git's files is not a regular file. libgit2 would wait forever for a pipe."""
     own = git_dir(path)
     shared = common_dir(path)
-    names = [(own, "HEAD"), (own, "commondir"), *((shared, name) for name in ("config", "packed-refs", "shallow"))]
-    files = [os.path.join(folder, name) for folder, name in names]
+    files = [os.path.join(own, name) for name in ("HEAD", "commondir")]
+    files += [os.path.join(shared, name) for name in ("config", "packed-refs", "shallow")]
     pointer = os.path.join(path, ".git")
     if not os.path.isdir(pointer):
         files.append(pointer)

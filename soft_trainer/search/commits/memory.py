@@ -164,22 +164,18 @@ class CommitMemory:
             seen.add(path)
             query = "SELECT new, number FROM renames WHERE old = ? AND number > ? ORDER BY number LIMIT 1"
             row = self.database.execute(query, (path, number)).fetchone()
-            if row is None and not self._exists(path):  # renamed in one branch and changed in another
-                query = "SELECT new, number FROM renames WHERE old = ? ORDER BY number DESC LIMIT 1"
-                row = self.database.execute(query, (path,)).fetchone()
+            if row is None and path.startswith(self.folder):  # other files are assumed to exist
+                query = "SELECT 1 FROM files WHERE path = ?"
+                if not self.database.execute(query, (path.removeprefix(self.folder),)).fetchone():
+                    # The file was renamed in one branch and changed in another.
+                    query = "SELECT new, number FROM renames WHERE old = ? ORDER BY number DESC LIMIT 1"
+                    row = self.database.execute(query, (path,)).fetchone()
             if row is None:
                 break
             path, number = row
         if path.startswith(self.folder):
             return path.removeprefix(self.folder)
         return None
-
-    def _exists(self, path: str) -> bool:
-        """Returns True if a file is in the index or outside the indexed folder, where files are assumed to exist."""
-        if not path.startswith(self.folder):
-            return True
-        path = path.removeprefix(self.folder)
-        return self.database.execute("SELECT 1 FROM files WHERE path = ?", (path,)).fetchone() is not None
 
 
 class Choice(NamedTuple):

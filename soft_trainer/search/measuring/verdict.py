@@ -169,13 +169,9 @@ class ExternalSearch:
         if code not in (0, 1) or (code == 1 and answer):  # a search that finds nothing often returns 1
             self.failures += 1
             return []
-        lines = filter(None, map(str.strip, answer.splitlines()))
-        return [_place(line, tree) for line in islice(lines, DEPTH)]
-
-
-def _place(line: str, tree: str) -> Place:
-    """Parses `path[:line]`. A result without a line counts as finding the file, but no function."""
-    path, number = _PLACE.fullmatch(line).groups()
-    path = os.path.relpath(os.path.join(tree, path), tree)
-    at = int(number) if number else 0
-    return Place(path, at, at)
+        results = []
+        for line in islice(filter(None, map(str.strip, answer.splitlines())), DEPTH):
+            path, number = _PLACE.fullmatch(line).groups()
+            at = int(number or 0)  # a result without a line counts as finding the file, but no function
+            results.append(Place(os.path.relpath(os.path.join(tree, path), tree), at, at))
+        return results
