@@ -6,9 +6,13 @@ The source is the whole repository, so that pages may link to recipes, benchmark
 import inspect
 import pydoc
 import re
+import sys
+from pathlib import Path
 
 import soft_trainer
-from soft_trainer.options import reference
+
+sys.path.append(str(Path(__file__).parent))
+import options_reference as reference  # noqa: E402
 
 project = "soft_trainer"
 version = release = soft_trainer.__version__

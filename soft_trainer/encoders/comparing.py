@@ -17,7 +17,6 @@ from soft_trainer.encoders.static_encoder import NO_LENGTH
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
 
-MISSING_WEIGHTS = "_missing_weights"  # this attribute of a loaded model lists the weights that its files lack
 LARGEST_COMPARED = 1_000_000_000  # parameters; a larger model would take minutes on a CPU
 LONGEST = 256  # tokens
 TOLERANCE = 1e-3  # relative; rounding causes 1e-6

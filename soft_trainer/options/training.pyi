@@ -1,4 +1,4 @@
-"""Declares the training arguments for editors. `python -m soft_trainer.options.reference` writes this file."""
+"""Declares the training arguments for editors. `python docs/options_reference.py` writes this file."""
 
 from dataclasses import dataclass
 

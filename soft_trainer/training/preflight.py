@@ -15,7 +15,7 @@ from soft_trainer import distributed
 from soft_trainer.choices import FIND_NEIGHBOURS
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
-from soft_trainer.encoders.comparing import LARGEST_COMPARED, MISSING_WEIGHTS
+from soft_trainer.encoders.comparing import LARGEST_COMPARED
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import check_model, given_encoder, load_model
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -247,14 +247,6 @@ def _check_saved(model: PreTrainedModel) -> None:
 
 def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
     """Raises UserError if the saved adapter could not be loaded together with its base, here or from the Hub."""
-    saved = adapters.adapter_state(model)
-    for missing in getattr(model, MISSING_WEIGHTS, ()):
-        if missing not in saved:
-            pooler = ", or pooling=mean" if missing.startswith("pooler.") else ""
-            raise UserError(
-                f"model: the base has no weights for {missing}, which therefore start at random and are not saved "
-                f"with an adapter; set merge_lora=True{pooler}"
-            )
     base = adapters.base_name(model)
     if not base:
         raise UserError(

@@ -1,6 +1,6 @@
 """Generates the option reference from the declarations: a stub for editors, and the page `docs/options.md`.
 
-`python -m soft_trainer.options.reference` writes both.
+`python docs/options_reference.py` writes both.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from pathlib import Path
 
 from transformers import TrainingArguments
 
+from soft_trainer.options import training
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import OptionSpec, option_facts, option_specs
 from soft_trainer.options.resolve import RANGES, REFUSED
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
-STUB = Path(__file__).with_name("training.pyi")
-PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+STUB = Path(training.__file__).with_suffix(".pyi")
+PAGE = Path(__file__).with_name("options.md")
 # The groups of options with their titles, in the order of the page.
 GROUPS = {
     "model": "Encoder",
@@ -47,7 +48,7 @@ the encoder are fields of `DataArguments` and `ModelArguments`. A run warns abou
 but has no effect.
 """
 STUB_HEAD = '''\
-"""Declares the training arguments for editors. `python -m soft_trainer.options.reference` writes this file."""
+"""Declares the training arguments for editors. `python docs/options_reference.py` writes this file."""
 
 from dataclasses import dataclass
 
