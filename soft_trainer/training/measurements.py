@@ -230,7 +230,8 @@ class Measurements(TrainerCallback):
             metrics = systems.get("trained", {})
             if "untrained" in systems and metrics.get("queries") == 1:
                 lines.append(f"{name}: one query is too few to show any change")
-            if CHANGE in metrics and abs(metrics[CHANGE]) < metrics[MARGIN]:
+            # Where hardly a rank has changed, the interval says nothing about what so many queries can show.
+            if CHANGE in metrics and abs(metrics[CHANGE]) < metrics[MARGIN] >= 0.001:
                 lines.append(
                     f"{name}: {metrics['queries']:,} queries are too few to show a change below {metrics[MARGIN]:.3f}"
                 )

@@ -343,6 +343,8 @@ def first_encoder(
         raise UserError("model: pass either an encoder or its name, or a function model_init= that creates one")
     if arguments.get("compute_loss_func") is not None:
         raise UserError("compute_loss_func is not supported: set args.loss, or override compute_loss")
+    if arguments.get("preprocess_logits_for_metrics") is not None:
+        raise UserError("preprocess_logits_for_metrics is not supported: compute_metrics gets the ranks of a corpus")
     if "estimator" in arguments:
         raise UserError("estimator is not an argument: pass the estimator in callbacks=[...]")
     if make is not None:

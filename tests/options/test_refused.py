@@ -218,6 +218,8 @@ def test_a_loss_that_would_not_be_called_is_refused(trainer_of):
         trainer_of(arguments={"estimator": None})
     with refused("compute_loss_func is not supported"):
         trainer_of(arguments={"compute_loss_func": lambda *arguments: 0})
+    with refused("preprocess_logits_for_metrics is not supported"):
+        trainer_of(arguments={"preprocess_logits_for_metrics": lambda *arguments: 0})
 
 
 def test_an_argument_that_is_no_encoder_is_refused(trainer_of):
