@@ -124,3 +124,13 @@ def test_a_measured_encoder_leaves_no_empty_folder_and_its_results_are_not_repla
     measured().measure()  # the same evaluation
     with refused("which would be overwritten"):
         measured(matryoshka_dims="8").measure()
+
+
+@pytest.mark.slow
+def test_measuring_replaces_no_results_of_a_training_run(trainer_of, dataset):
+    trainer = trainer_of(report=True, max_steps=2, arguments={"eval_dataset": dataset})
+    trainer.train()
+    before = (trainer.folder.path / "run.json").read_bytes()
+    with refused("measure() would replace the results of a training run"):
+        trainer.measure()
+    assert (trainer.folder.path / "run.json").read_bytes() == before
