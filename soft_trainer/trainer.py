@@ -71,7 +71,6 @@ from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_c
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.estimators.registry import estimator_of_run
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, by_corpus, mean_over_sets, rank_corpus
-from soft_trainer.files import DEPENDS_ON
 from soft_trainer.options.defaults import apply_defaults, default_output_dir
 from soft_trainer.options.resolve import Plan
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -88,7 +87,6 @@ from soft_trainer.training.output_folder import (
     OutputFolder,
     check_named,
     compared,
-    record_of,
     remove_rolling,
     warn_of_changes,
 )
@@ -626,7 +624,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             top_k: the number of top functions to keep for each query.
         """
         with interruption.explaining_interruption(self.args, lambda: 0), self.opened():
-            if self.folder.trains and record_of(self.folder.path).get(DEPENDS_ON, {}).get("do_train"):
+            if self.folder.holds_training:
                 raise UserError(
                     f"output_dir={self.folder.path}: measure() would replace the results of a training run; use "
                     "predict or evaluate, or a trainer with another output_dir"

@@ -57,7 +57,7 @@ ANY_COLUMNS = ColumnNames()
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column of a source is what. A split may lack some of them.
+    """The columns that a source's queries, functions, ids, negatives and scores come from. A split may lack some.
 
     Args:
         query, code: the columns of queries and functions in order of preference: one column, or CodeSearchNet's.

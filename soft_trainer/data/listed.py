@@ -24,7 +24,7 @@ URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # such a value is an id, 
 
 @dataclass(frozen=True)
 class Listed:
-    """What R rows have besides a query and a function. A row that lists several positives is repeated for each.
+    """The negatives and scores of R rows. A row that lists several positives is repeated for each.
 
     Args:
         query_of (`int64[R]`): the number of each row's query, in ascending order.

@@ -166,19 +166,14 @@ def stage(
         content = None
         if repo_type == "model":
             content = _public_content(path, name.as_posix(), repo_id, revision)
-        if content is None:
-            link_or_copy(path, target)
-        else:
+        if content is not None:
             target.write_text(content, encoding="utf-8")
+            continue
+        try:
+            os.link(path, target)
+        except OSError:  # the file system does not support hard links
+            shutil.copy2(path, target)
     return staged
-
-
-def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """Hard-links a file, or copies it if the file system does not support hard links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def upload(

@@ -212,6 +212,11 @@ class OutputFolder(TrainerCallback):
             self._is_open = False
             self.close()
 
+    @property
+    def holds_training(self) -> bool:
+        """True if the folder has the record of a training run, whose results a measurement must not replace."""
+        return bool(record_of(self.path).get(DEPENDS_ON, {}).get("do_train"))
+
     def close(self) -> None:
         """Unlocks the folder. Removes it if this run created it but wrote nothing to it."""
         if self._lock is not None:
@@ -234,7 +239,7 @@ class OutputFolder(TrainerCallback):
         if self._decided or not self.refuses:
             return self.done, last_checkpoint(resume, self.path)
         if not self.trains:
-            if record_of(self.path).get(DEPENDS_ON, {}).get("do_train"):
+            if self.holds_training:
                 raise UserError(
                     f"output_dir={self.path}: contains the results of a training run; set another output_dir"
                 )
