@@ -72,9 +72,9 @@ def train(name: str, arguments: argparse.Namespace) -> None:
         return output
 
     SoftInfoNCETrainer.train = measured
-    places = {"data_dir": arguments.data_dir, "language": "ruby", "model_name_or_path": arguments.model}
-    places |= {"output_dir": folder, "max_steps": arguments.max_steps} | lengths(arguments)
-    run_codesearch.main(as_argv(COMMON | places | RUNS[name][1]))
+    paths = {"data_dir": arguments.data_dir, "language": "ruby", "model_name_or_path": arguments.model}
+    paths |= {"output_dir": folder, "max_steps": arguments.max_steps} | lengths(arguments)
+    run_codesearch.main(as_argv(COMMON | paths | RUNS[name][1]))
 
 
 def lengths(arguments: argparse.Namespace) -> dict[str, str]:

@@ -314,9 +314,9 @@ def numbered(texts: list[str]) -> np.ndarray:
 def rows_for(work: Path, settings: Settings) -> TrainingRows:
     """Reads the rows that settings need."""
     languages = [row["language"] for row in lines_of(work / "train.jsonl.gz")]
-    kept = [place for place, language in enumerate(languages) if language not in settings.without.split(",")]
+    kept = [number for number, language in enumerate(languages) if language not in settings.without.split(",")]
     numbers = set(kept)
-    rows = (row for place, row in enumerate(lines_of(work / "train.jsonl.gz")) if place in numbers)
+    rows = (row for number, row in enumerate(lines_of(work / "train.jsonl.gz")) if number in numbers)
     teacher = []
     if settings.weight or settings.regression:
         teacher = [np.load(work / f"teacher_{side}.npy")[kept] for side in ("queries", "codes")]
@@ -349,7 +349,7 @@ def grouped(order: np.ndarray, groups: np.ndarray, size: int, generator: np.rand
     """Reorders rows so that `size` successive rows are mostly of one group."""
     by_group = order[np.argsort(groups[order], kind="stable")]
     pieces = np.array_split(by_group, max(1, len(order) // size))
-    return np.concatenate([pieces[place] for place in generator.permutation(len(pieces))])
+    return np.concatenate([pieces[number] for number in generator.permutation(len(pieces))])
 
 
 def trained(rows: TrainingRows, settings: Settings) -> np.ndarray:
@@ -475,9 +475,9 @@ def teach(work: Path, model: str) -> None:
 
     teacher = load_encoder(model, device="cpu")
     teacher = replace(teacher, profile=teacher.profile.replace(query_length=64, code_length=128))
-    with tempfile.TemporaryDirectory() as place:
-        write_onnx(teacher, local_folder(model), Path(place), int8=True)
-        encoder = OnnxEncoder(Path(place), int8=True)
+    with tempfile.TemporaryDirectory() as folder:
+        write_onnx(teacher, local_folder(model), Path(folder), int8=True)
+        encoder = OnnxEncoder(Path(folder), int8=True)
         for side, column, name in (("query", "docstring", "queries"), ("code", "code", "codes")):
             texts = [" ".join(row[f"{column}_tokens"]) for row in lines_of(work / "train.jsonl.gz")]
             parts = [encoder.encode(texts[first : first + 1000], side) for first in range(0, len(texts), 1000)]
@@ -504,8 +504,8 @@ def package(folder: Path) -> None:
     """Writes an encoder to the package, with int8 vectors and the card."""
     from soft_trainer.encoders.packaged import INT8, PACKAGED, SCALES, VECTORS, WEIGHTS
 
-    with tempfile.TemporaryDirectory() as place:
-        aside = Path(place) / "base"
+    with tempfile.TemporaryDirectory() as scratch:
+        aside = Path(scratch) / "base"
         shutil.copytree(folder, aside)
         tensors = load_file(aside / WEIGHTS)
         for name in VECTORS:

@@ -75,7 +75,7 @@ def _rank(scores: np.ndarray, relevant: list[int]) -> int:
 
 def _folder(folder: Path, split: str):
     corpus = list(lines_of(folder / "codebase.jsonl.gz"))
-    position = {row["url"]: place for place, row in enumerate(corpus)}
+    position = {row["url"]: number for number, row in enumerate(corpus)}
     rows = list(lines_of(folder / f"{split}.jsonl.gz"))
     queries = [" ".join(row["docstring_tokens"]) for row in rows]
     return queries, [" ".join(row["code_tokens"]) for row in corpus], [[position[row["url"]]] for row in rows]
@@ -87,13 +87,13 @@ def _cosqa(folder: Path):
     with gzip.open(folder / "code_idx_map.json.gz") as file:
         numbers = json.load(file)
     codes = sorted(numbers, key=numbers.get)
-    position = {numbers[code]: place for place, code in enumerate(codes)}
+    position = {numbers[code]: number for number, code in enumerate(codes)}
     return [row["doc"] for row in rows], codes, [[position[row["retrieval_idx"]]] for row in rows]
 
 
 def _judged(data: Path, language: str):
     corpus = list(lines_of(data / "csn99" / language / "codebase.jsonl.gz"))
-    position = {row["url"]: place for place, row in enumerate(corpus)}
+    position = {row["url"]: number for number, row in enumerate(corpus)}
     others = list(lines_of(data / "mined" / language / "codebase.jsonl.gz"))[:DISTRACTORS]
     relevant: dict[str, list[int]] = {}
     for row in lines_of(data / "csn99" / language / "relevance.jsonl.gz"):
@@ -214,8 +214,8 @@ def search(arguments: argparse.Namespace) -> None:
         found: dict[str, list[float]] = {}
         for repository in sorted({row["repo"] for row in queries}):
             model = "" if name == "words" else name
-            with tempfile.TemporaryDirectory() as place:
-                index = CodeIndex.build(arguments.repositories / repository, place, model, history=False)
+            with tempfile.TemporaryDirectory() as folder:
+                index = CodeIndex.build(arguments.repositories / repository, folder, model, history=False)
                 for row in queries:
                     if row["repo"] == repository:
                         targets = {each["path"] if isinstance(each, dict) else each for each in row["relevant"]}

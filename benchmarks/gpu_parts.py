@@ -406,10 +406,10 @@ def dropout(setting: Setting, way: Way, result: Result, rate: float = 0.1) -> No
     size = 64
     lengths = np.random.default_rng(0).integers(3, size + 1, setting.scale.dropout_texts)
     borders = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int32)).to(device)
-    places = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
+    positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
     heads = 12
-    equal = torch.zeros(1, heads, len(places), size, dtype=torch.bfloat16, device=device)
-    values = torch.nn.functional.one_hot(places, size).to(equal.dtype).expand(1, heads, -1, -1).contiguous()
+    equal = torch.zeros(1, heads, len(positions), size, dtype=torch.bfloat16, device=device)
+    values = torch.nn.functional.one_hot(positions, size).to(equal.dtype).expand(1, heads, -1, -1).contiguous()
     module = torch.nn.Module()
     module.is_causal = False
     own = torch.from_numpy(np.repeat(lengths, lengths)).to(device)  # the length of each token's text
@@ -455,11 +455,11 @@ def dropout(setting: Setting, way: Way, result: Result, rate: float = 0.1) -> No
 
 
 class Waits(TrainerCallback):
-    """Counts the places where the host waits for the GPU, from one step's beginning to another one's end."""
+    """Counts the calls in which the host waits for the GPU, from one step's beginning to another one's end."""
 
     def __init__(self, first: int, steps: int):
         self.first, self.last = first, first + steps
-        self.places: collections.Counter = collections.Counter()
+        self.calls: collections.Counter = collections.Counter()
         self.watching = ExitStack()
 
     def on_step_begin(self, args, state, control, **kwargs):
@@ -475,12 +475,12 @@ class Waits(TrainerCallback):
             self.watching.close()
 
     def note(self, message, *_):
-        """Takes the place of `warnings.showwarning`."""
+        """Replaces `warnings.showwarning`."""
         if SYNC in str(message):
-            self.places[place_of_call()] += 1
+            self.calls[line_of_call()] += 1
 
 
-def place_of_call() -> str:
+def line_of_call() -> str:
     """The innermost line that waits, and the innermost line of ours, if that is another one."""
     root = str(SCRIPT.parent)
     lines = []
@@ -518,7 +518,7 @@ def waits(setting: Setting) -> Result | dict:
     lines = []
     counts = {}
     result["values"] = {"waits": counts}
-    result.table(f"Waits for the GPU in a step, mean of 8 steps of {scale.batch}", ["way", "waits", "place"], lines)
+    result.table(f"Waits for the GPU in a step, mean of 8 steps of {scale.batch}", ["way", "waits", "call"], lines)
     for name, way in ways.items():
         counter = Waits(scale.warm, 8)
 
@@ -535,9 +535,9 @@ def waits(setting: Setting) -> Result | dict:
             continue
         free()
         steps = counter.last - counter.first
-        counts[name] = sum(counter.places.values()) / steps
+        counts[name] = sum(counter.calls.values()) / steps
         lines.append([name, counts[name], None])
-        lines += [[None, number / steps, place] for place, number in counter.places.most_common(12)]
+        lines += [[None, number / steps, call] for call, number in counter.calls.most_common(12)]
         if name == "InfoNCE":
             result.goal("waits for the GPU in a step", "0", counts[name])
         setting.save(result)

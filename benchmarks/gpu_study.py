@@ -113,11 +113,11 @@ class Study:
     def task(self, splits: dict[str, Dataset], split: str) -> Task:
         """The queries of a split over the codebase."""
         codebase = splits["codebase"]
-        place = {url: row for row, url in enumerate(codebase["url"])}
+        position = {url: row for row, url in enumerate(codebase["url"])}
         profile = self.start.profile
         queries = list(side_texts(splits[split], "query", profile))
         codes = list(side_texts(codebase, "code", profile))
-        return Task(queries, codes, [place[url] for url in splits[split]["url"]])
+        return Task(queries, codes, [position[url] for url in splits[split]["url"]])
 
     def ranks(self, encoder: Encoder, split: str) -> dict[str, list[int]]:
         """Set -> the rank of every query, with all encoders in float32."""
@@ -250,10 +250,10 @@ def run(arguments: argparse.Namespace, work: Path) -> int:
     print(f"{machine(arguments.device)}\n{len(study.start.rows):,} pairs, {study.steps()} steps", flush=True)
     longest = 0.0
     failed = 0
-    for place, key in enumerate(keys):
+    for done, key in enumerate(keys):
         start = time.monotonic()
         if start + longest > begun + 60 * arguments.minutes:
-            print(f"no time left for {len(keys) - place} of {len(keys)}; the same command goes on")
+            print(f"no time left for {len(keys) - done} of {len(keys)}; the same command goes on")
             return 1
         try:
             line = made(study, *key)

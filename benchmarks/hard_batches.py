@@ -66,9 +66,9 @@ def train(name: str, arguments: argparse.Namespace) -> None:
     folder = arguments.output_dir / name
     if (folder / "run.json").exists():
         return
-    places = {"data_dir": arguments.data_dir, "language": arguments.language, "model_name_or_path": arguments.model}
-    places |= {"output_dir": folder, "estimator_cache_dir": arguments.output_dir / "rows"}
-    options = as_argv(COMMON | places | RUNS[name][2])
+    paths = {"data_dir": arguments.data_dir, "language": arguments.language, "model_name_or_path": arguments.model}
+    paths |= {"output_dir": folder, "estimator_cache_dir": arguments.output_dir / "rows"}
+    options = as_argv(COMMON | paths | RUNS[name][2])
     subprocess.run([sys.executable, str(SCRIPT), *options], check=True)
 
 

@@ -142,10 +142,10 @@ def main() -> None:
         seconds[number] = seconds_of_training(folder, data, number)
         expected[number] = weights(folder)
     rows = []
-    for place, number in enumerate(processes, 1):
-        folder = root / f"killed-{place}"
+    for repetition, number in enumerate(processes, 1):
+        folder = root / f"killed-{repetition}"
         when, digest = kill_and_resume(folder, data, number, generator.uniform(0, seconds[number]))
-        rows.append([place, number, when, "equal" if digest == expected[number] else "DIFFERENT"])
+        rows.append([repetition, number, when, "equal" if digest == expected[number] else "DIFFERENT"])
         sys.stderr.write(f"{json.dumps(rows[-1])}\n")
         if digest == expected[number]:
             shutil.rmtree(folder)

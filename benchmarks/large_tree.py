@@ -1,6 +1,6 @@
 """Times the search of a large tree from the shell: indexing, three searches, and an update after one edit.
 
-    python benchmarks/large_tree.py --files 40000 --place /dev/shm/large
+    python benchmarks/large_tree.py --files 40000 --folder /dev/shm/large
 
 The tree consists of copies of this Python's standard library and installed packages, with different names for the
 functions and classes of each copy. PLACE keeps the tree and its index for the next call. Times are for a new process
@@ -29,13 +29,13 @@ def main() -> None:
     """Makes the tree if it is not there, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=40_000)
-    parser.add_argument("--place", type=Path, required=True, help="folder for the tree and its index")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the tree and its index")
     arguments = parser.parse_args()
-    tree = arguments.place / f"tree-{arguments.files}"
+    tree = arguments.folder / f"tree-{arguments.files}"
     if not tree.exists():
         make_tree(tree, arguments.files)
     size = sum(path.stat().st_size for path in tree.rglob("*.py"))
-    os.environ["XDG_CACHE_HOME"] = str(arguments.place / "cache")
+    os.environ["XDG_CACHE_HOME"] = str(arguments.folder / "cache")
     rows = [("index", *measured("index", str(tree)))]
     search = ("search", "--folder", str(tree))
     rows += [(f"search: {query}", *measured(*search, query)) for query in QUERIES]
@@ -61,11 +61,11 @@ def make_tree(tree: Path, files: int) -> None:
 
 def sources() -> Iterator[tuple[int, Path, Path]]:
     """Yields the number of the copy, the folder and the path of each source file, over and over again."""
-    places = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
+    roots = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
     found = []
-    for root in places:
+    for root in roots:
         for path in sorted(root.rglob("*.py")):
-            inside = root == places[0] and "site-packages" in path.parts
+            inside = root == roots[0] and "site-packages" in path.parts
             if not inside and path.is_file() and path.stat().st_size <= MAX_BYTES:
                 found.append((root, path))
     for copy in itertools.count():

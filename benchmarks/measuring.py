@@ -79,7 +79,7 @@ def turns(names: Sequence[str], repetitions: int) -> Iterator[tuple[int, str]]:
     """Yields (repetition, name), shuffled within a repetition because a measurement influences the next."""
     generator = np.random.default_rng(0)
     for repetition in range(repetitions):
-        yield from ((repetition, names[place]) for place in generator.permutation(len(names)))
+        yield from ((repetition, names[number]) for number in generator.permutation(len(names)))
 
 
 def draw(rows: int, size: int, generator: np.random.Generator) -> np.ndarray:

@@ -219,9 +219,9 @@ def measure(stage: str, folder: Path) -> dict:
 
 def in_new_process(stage: str, folder: Path) -> dict:
     """Runs a stage in a separate process, with its caches in the folder."""
-    places = {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    settings = {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     command = [sys.executable, __file__, "--folder", str(folder), "--stage", stage]
-    done = subprocess.run(command, env=os.environ | places, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, env=os.environ | settings, check=True, capture_output=True, text=True)
     sys.stderr.write("".join(f"{line}\n" for line in done.stderr.splitlines() if "recall" in line))
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -59,8 +59,8 @@ def measure_theirs(model: str, split) -> tuple[np.ndarray, np.ndarray, dict]:
     reciprocal = []
     for query in range(len(split.queries)):
         order = sorted(rankings[str(query)].items(), key=lambda pair: -pair[1])
-        places = [place for place, (code, _) in enumerate(order, 1) if code in relevant[str(query)]]
-        reciprocal.append(1 / places[0] if places else 0.0)
+        ranks = [rank for rank, (code, _) in enumerate(order, 1) if code in relevant[str(query)]]
+        reciprocal.append(1 / ranks[0] if ranks else 0.0)
     return np.array(reciprocal), ndcg, result[0].scores["test"][0]
 
 

@@ -68,12 +68,12 @@ def faiss(queries, codes, targets):
 
     index = faiss.IndexFlatIP(codes.shape[1])
     index.add(codes)
-    return lambda: places(index.search(queries, min(DEPTH, len(codes)))[1], targets)
+    return lambda: positions(index.search(queries, min(DEPTH, len(codes)))[1], targets)
 
 
 def argsort(queries, codes, targets):
     """Sorts all scores, as the published script does."""
-    return lambda: places(np.argsort(queries @ codes.T, axis=-1)[:, ::-1][:, :DEPTH], targets)
+    return lambda: positions(np.argsort(queries @ codes.T, axis=-1)[:, ::-1][:, :DEPTH], targets)
 
 
 def evaluator(queries, codes, targets):
@@ -99,7 +99,7 @@ def evaluator(queries, codes, targets):
     return lambda: measure.compute_all_metrics(Encoded(), corpus_embeddings=torch.from_numpy(codes))
 
 
-def places(best: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def positions(best: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Returns the rank of each target among the best codes, 0 where it is missing."""
     hits = best == targets[:, None]
     return np.where(hits.any(1), hits.argmax(1) + 1, 0)

@@ -99,11 +99,11 @@ class ScoresStudy:
 
     def task(self, queries: Dataset, corpus: Dataset) -> Task:
         """Makes the task of a split: its queries over the language's corpus."""
-        place = {url: number for number, url in enumerate(corpus["url"])}
+        position = {url: number for number, url in enumerate(corpus["url"])}
         sides = []
         for rows, side in ((queries, "query"), (corpus, "code")):
             sides.append(counts(self.start, list(side_texts(rows, side, self.start.profile))))
-        return Task(*sides, np.array([place[url] for url in queries["url"]]))
+        return Task(*sides, np.array([position[url] for url in queries["url"]]))
 
     def train(self, method: str, settings: dict, seed: int, folder: str) -> np.ndarray:
         """Trains with a method and returns the vectors of the tokens."""

@@ -41,8 +41,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[tuple[str, str]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(arguments.index_dir or f"{scratch}/index")
-        index = timed(rows, "index", lambda: CodeIndex.build(arguments.folder, place))
+        path = Path(arguments.index_dir or f"{scratch}/index")
+        index = timed(rows, "index", lambda: CodeIndex.build(arguments.folder, path))
         counts = index.statistics()
         rows.append(("files, chunks", f"{counts['files']:,}, {counts['chunks']:,}"))
         rows.append(("bytes on disk a chunk", f"{counts['bytes'] / max(counts['chunks'], 1):,.0f}"))
@@ -50,15 +50,15 @@ def main() -> None:
         update_one(rows, index)
         rows.append(("query, lexical: p50, p95", latency(index, lexical=True)))
         rows.append(("ripgrep, the same words: p50, p95", ripgrep(arguments.folder)))
-        rows.append(("whole command from cold, lexical", cold(place, "--lexical")))
+        rows.append(("whole command from cold, lexical", cold(path, "--lexical")))
         if arguments.rank_bm25:
             rows.append(("rank_bm25: index, p50", rank_bm25(arguments.folder, index)))
         if arguments.model:
             index = timed(
-                rows, "index with embeddings", lambda: CodeIndex.build(arguments.folder, place, arguments.model)
+                rows, "index with embeddings", lambda: CodeIndex.build(arguments.folder, path, arguments.model)
             )
             rows.append(("query with embeddings: p50, p95", latency(index, lexical=False)))
-            rows.append(("whole command from cold, with embeddings", cold(place)))
+            rows.append(("whole command from cold, with embeddings", cold(path)))
         rows.append(("peak memory, MiB", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f}"))
         print(tabulate(rows, ["", arguments.folder], "pipe", disable_numparse=True))
 
@@ -121,7 +121,7 @@ def ripgrep(folder: str) -> str:
     return percentiles(taken)
 
 
-def cold(place: Path, *options: str) -> str:
+def cold(path: Path, *options: str) -> str:
     """The least of three runs of the whole command, in seconds."""
     code = (
         "import argparse, sys; from soft_trainer.cli import search; p = argparse.ArgumentParser();"
@@ -130,7 +130,7 @@ def cold(place: Path, *options: str) -> str:
     taken, cpu = [], []
     for _ in range(3):
         start, begin = time.perf_counter(), cpu_seconds()
-        command = [sys.executable, "-c", code, "parse a date", "--index_dir", str(place), *options]
+        command = [sys.executable, "-c", code, "parse a date", "--index_dir", str(path), *options]
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         taken.append(time.perf_counter() - start)
         cpu.append(cpu_seconds() - begin)
@@ -146,7 +146,7 @@ def rank_bm25(folder: str, index: CodeIndex) -> str:
     blocks = []
     for path in paths:
         lines = (index.text_of(path) or "").split("\n")
-        blocks += ["\n".join(lines[place : place + 50]) for place in range(0, len(lines), 50)]
+        blocks += ["\n".join(lines[first : first + 50]) for first in range(0, len(lines), 50)]
     model = BM25Okapi([[term for word in WORD.findall(block) for term in terms(word)] for block in blocks])
     taken = time.perf_counter() - start
     times = []

@@ -57,11 +57,11 @@ def main() -> None:
     sys.stdout.write(table(headers, rows, floats=".3f") + "\n")
 
 
-def tree_of(name: str, place: Path) -> str | Path:
-    """The folder of an installed package, or this package's tree at `COMMIT`, written to `place`."""
+def tree_of(name: str, folder: Path) -> str | Path:
+    """The folder of an installed package, or this package's tree at `COMMIT`, written to `folder`."""
     if name not in PACKAGES:
-        write_tree(open_repository(Path(__file__).parents[1]), COMMIT, place)
-        return place
+        write_tree(open_repository(Path(__file__).parents[1]), COMMIT, folder)
+        return folder
     if version(name) != PACKAGES[name]:
         raise SystemExit(f"{name} {version(name)} is installed; pip install {name}=={PACKAGES[name]}")
     return find_spec(name).submodule_search_locations[0]

@@ -105,26 +105,26 @@ class Study:
 
     def folder(self, name: str):
         """Reads the splits of a language."""
-        place = self.data / name if name == "csn-ruby" else self.data / "mined" / name
-        return self.read(place)
+        folder = self.data / name if name == "csn-ruby" else self.data / "mined" / name
+        return self.read(folder)
 
     def task(self, name: str, split: str) -> Task:
         """Makes the task of a split: its queries over the language's codebase."""
         splits = self.folder(name)
         codebase = splits["codebase"]
-        place = {url: number for number, url in enumerate(codebase["url"])}
+        position = {url: number for number, url in enumerate(codebase["url"])}
         queries = counts(self.start, list(self.texts_of(splits[split], "query", self.profile)))
         codes = counts(self.start, list(self.texts_of(codebase, "code", self.profile)))
-        return Task(queries, codes, np.array([place[url] for url in splits[split]["url"]]))
+        return Task(queries, codes, np.array([position[url] for url in splits[split]["url"]]))
 
     def cosqa(self) -> Task:
         """Makes the task of CoSQA's human queries."""
         with gzip.open(self.data / "cosqa/cosqa-retrieval-dev-500.json.gz") as file:
             rows = json.load(file)
         with gzip.open(self.data / "cosqa/code_idx_map.json.gz") as file:
-            places = json.load(file)
-        codes = sorted(places, key=places.get)
-        position = {places[code]: number for number, code in enumerate(codes)}
+            rank_of = json.load(file)
+        codes = sorted(rank_of, key=rank_of.get)
+        position = {rank_of[code]: number for number, code in enumerate(codes)}
         answers = np.array([position[row["retrieval_idx"]] for row in rows])
         return Task(counts(self.start, [row["doc"] for row in rows]), counts(self.start, codes), answers)
 

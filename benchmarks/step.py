@@ -137,8 +137,8 @@ def padded_to_maximum(start: StartingPoint, dtype: str) -> Way:
         rows = [feature[f"{side}_ids"] for feature in features]
         ids = np.full((len(rows), getattr(start.profile, f"{side}_length")), pad_token_id, dtype=np.int64)
         mask = np.zeros_like(ids)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)], mask[place, : len(row)] = row, 1
+        for row_number, row in enumerate(rows):
+            ids[row_number, : len(row)], mask[row_number, : len(row)] = row, 1
         return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
 
     return ours(start, dtype, lambda features: {side: pad(features, side) for side in SIDES})

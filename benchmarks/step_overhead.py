@@ -128,9 +128,9 @@ def measure(case: dict, batch_size: int, pairs: int) -> list:
     bare = without_weights(batches[0].targets)
     worker = seconds(lambda: soft.target_maker.add_similarity(bare, rows, codes), 50)
     times = []
-    for place, (without, batch) in enumerate(zip(unweighted, batches, strict=True)):
+    for number, (without, batch) in enumerate(zip(unweighted, batches, strict=True)):
         order = ((plain, without), (soft, batch))
-        taken = {id(trainer): step(trainer, given) for trainer, given in (order if place % 2 else order[::-1])}
+        taken = {id(trainer): step(trainer, given) for trainer, given in (order if number % 2 else order[::-1])}
         times.append((taken[id(plain)], taken[id(soft)]))
     whole = statistics.median(before for before, _ in times)
     ratios = [after / before for before, after in times]
@@ -158,10 +158,10 @@ def first_batches(trainer: SoftInfoNCETrainer, number: int) -> list[Batch]:
 def measure_hard_negatives(own: SoftInfoNCETrainer, pairs: SoftInfoNCETrainer, number: int) -> list:
     """A row of the table: steps with hard negatives, and steps of random pairs with as many codes."""
     times = []
-    for place, batches in enumerate(zip(*(first_batches(way, number + 1) for way in (own, pairs)), strict=True)):
-        order = ((own, 0), (pairs, 1)) if place % 2 else ((pairs, 1), (own, 0))
+    for repetition, batches in enumerate(zip(*(first_batches(way, number + 1) for way in (own, pairs)), strict=True)):
+        order = ((own, 0), (pairs, 1)) if repetition % 2 else ((pairs, 1), (own, 0))
         taken = {side: step(trainer, batches[side]) for trainer, side in order}
-        if place:  # the first step allocates memory
+        if repetition:  # the first step allocates memory
             times.append((taken[0], taken[1], *(of(batch) for batch in batches for of in (count_codes, count_tokens))))
     with_own, of_pairs, codes, tokens, pair_codes, pair_tokens = map(statistics.median, zip(*times, strict=True))
     low, high = interval([first / second for first, second, *_ in times])

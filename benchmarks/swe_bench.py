@@ -38,17 +38,17 @@ ROUST = "roust"
 
 def index_issue(row: dict, clones: Path, work: Path, commits: bool) -> Path:
     """Indexes the tree of an issue's commit, unless it is indexed already. Returns the folder of the index."""
-    place = work / row["id"]
-    if (place / "done").exists():
-        return place
+    folder = work / row["id"]
+    if (folder / "done").exists():
+        return folder
     clone = clones / row["repo"].replace("/", "+")
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         write_tree(open_repository(clone), row["commit"], scratch)
-        with CodeIndex.build(scratch, place) as index:
+        with CodeIndex.build(scratch, folder) as index:
             if commits:
                 index.remember(repository=str(clone), tip=row["commit"])
-    (place / "done").touch()
-    return place
+    (folder / "done").touch()
+    return folder
 
 
 def rank_files(index: CodeIndex, query: str) -> list[str]:
@@ -105,8 +105,8 @@ def main() -> None:
     for _, row in read_json_lines(arguments.issues):
         if arguments.part != "all" and row["seen"] != (arguments.part == "seen"):
             continue
-        place = index_issue(row, arguments.clones, arguments.work, arguments.commits)
-        with CodeIndex.open(place) as index:
+        folder = index_issue(row, arguments.clones, arguments.work, arguments.commits)
+        with CodeIndex.open(folder) as index:
             started = time.process_time()
             found = search_issue(index, row["issue"])
             seconds.append(time.process_time() - started)

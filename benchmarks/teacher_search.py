@@ -56,8 +56,8 @@ def encoders(study: teacher_study.TeacherStudy, work: Path) -> dict[str, Path | 
 def ndcg(paths: list[str], targets: set[str]) -> float:
     """Computes nDCG@10 of a list of files, each named once. Every target has gain 1."""
     named = list(dict.fromkeys(paths))[:10]
-    gain = sum(1 / math.log2(place + 2) for place, path in enumerate(named) if path in targets)
-    return gain / sum(1 / math.log2(place + 2) for place in range(min(10, len(targets))))
+    gain = sum(1 / math.log2(rank + 2) for rank, path in enumerate(named) if path in targets)
+    return gain / sum(1 / math.log2(rank + 2) for rank in range(min(10, len(targets))))
 
 
 def main() -> None:
@@ -80,8 +80,8 @@ def main() -> None:
         values[name] = []
         for repository in repositories:
             own = [row for row in queries if row["repo"] == repository]
-            with tempfile.TemporaryDirectory() as place:
-                index = CodeIndex.build(arguments.repositories / repository, place, encoder, history=False)
+            with tempfile.TemporaryDirectory() as folder:
+                index = CodeIndex.build(arguments.repositories / repository, folder, encoder, history=False)
                 found = [index.search(row["query"], CHUNKS, lexical=encoder is None) for row in own]
             of_queries = []
             for row, results in zip(own, found, strict=True):

@@ -197,7 +197,7 @@ class TeacherStudy(Study):
         nearest = np.argpartition(-cosines, NEAREST, axis=1)[:, :NEAREST]
         drawn = generator.permuted(nearest, axis=1)[:, :NEGATIVES]
         scores = np.concatenate([own[:, None], np.take_along_axis(cosines, drawn, axis=1)], axis=1)
-        columns = {f"negative_{place}": [self.codes[row] for row in drawn[:, place]] for place in range(NEGATIVES)}
+        columns = {f"negative_{number}": [self.codes[row] for row in drawn[:, number]] for number in range(NEGATIVES)}
         return columns | {"label": scores.astype(np.float32).tolist()}
 
     def guided(self, model, tokenizer, contrasts: bool):
