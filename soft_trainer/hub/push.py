@@ -19,14 +19,12 @@ from soft_trainer.encoders.hub_files import public_name, published_name
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
     ADAPTER_CONFIG,
-    ADAPTER_FILES,
     ADAPTER_WEIGHTS,
     CARD,
     ENCODER_FILES,
     EVAL_RESULTS,
     MERGED_ADAPTER,
     NUMBERS,
-    ONNX_FILES,
     PROFILE_FILE,
     PUSHED_ROWS,
     RECORD,
@@ -34,7 +32,6 @@ from soft_trainer.files import (
     ROW_FILES,
     TRAINING_FILES,
     TRAINING_PICTURE,
-    WHOLE_FILES,
     files_matching,
     listed_files,
     read_json,
@@ -104,9 +101,9 @@ def push_folder(
     adapter's base is shortened to its last part. The snippets in the pushed card load the encoder from the repository.
     After a successful push, the card in the folder is updated to match.
 
-    The repository and the branch are created if they do not exist. Files from an earlier push that would conflict with
-    this one are deleted: weights of the other type (adapter or whole encoder), and splits. The client retries the
-    requests of an upload, but not the commit.
+    The repository and the branch are created if they do not exist. An encoder's files from an earlier push that this
+    one lacks are deleted, such as results or a vocabulary, and so are splits. The client retries the requests of an
+    upload, but not the commit.
 
     Args:
         token, private: see `check_push`.
@@ -191,7 +188,7 @@ def upload(
     api = _client(repo_id, token, repo_type)
     replaced: tuple[str, ...] = ()
     if repo_type == "model":
-        replaced = (*WHOLE_FILES, *ADAPTER_FILES, *ONNX_FILES)
+        replaced = tuple(name for name in PUSHED_FILES if name != CARD)  # a checkpoint has no card
     elif repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
         replaced = ROW_FILES
     try:

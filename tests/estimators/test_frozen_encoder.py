@@ -1,6 +1,5 @@
 import json
 import pickle
-import shutil
 
 import pytest
 import torch
@@ -53,40 +52,6 @@ def test_a_second_run_takes_the_rows_from_disk(dataset, encoder_dir, tmp_path, c
     assert count_encodings == [24, 24]  # all queries and all codes, each once
     TrainedModelEstimator(encoder_dir, cache_dir=None).fit(Split.from_pairs(dataset))
     assert len(count_encodings) == 4
-
-
-def test_other_rows_and_other_weights_have_rows_of_their_own(dataset, encoder_dir, model, tokenizer, profile, tmp_path,
-                                                            count_encodings):  # fmt: skip
-    from soft_trainer.encoders.export import export_encoder
-
-    first = SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "rows")
-    first.fit(Split.from_pairs(dataset))
-    shuffled = SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "rows")
-    shuffled.fit(Split.from_pairs(dataset.select(range(23, -1, -1))))
-    torch.testing.assert_close(shuffled.similarity([23], [22]), first.similarity([0], [1]))
-    with torch.no_grad():
-        model.embeddings.LayerNorm.weight += 0.1
-    other = export_encoder(model, tokenizer, profile, tmp_path / "other")
-    SimCSEEstimator(other, cache_dir=tmp_path / "rows").fit(Split.from_pairs(dataset))
-    assert len(count_encodings) == 3
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [{"hidden_act": "relu"}, {"layer_norm_eps": 0.1}, {"is_decoder": True}],
-    ids=lambda setting: next(iter(setting)),
-)
-def test_another_configuration_of_the_same_weights_has_rows_of_its_own(dataset, encoder_dir, tmp_path, setting):
-    other = tmp_path / "other"
-    shutil.copytree(encoder_dir, other)
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | setting))
-    found = []
-    for folder, cache_dir in ((encoder_dir, tmp_path), (other, tmp_path), (other, None)):
-        estimator = SimCSEEstimator(folder, cache_dir=cache_dir)
-        estimator.fit(Split.from_pairs(dataset))
-        found.append(estimator.similarity(range(8), range(8)))
-    assert torch.equal(found[1], found[2]) and not torch.equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-40], lambda b: b[:-4] + bytes(4), lambda b: b""])
