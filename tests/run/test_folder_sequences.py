@@ -1,8 +1,8 @@
 """After any sequence of commands, an output folder holds what the last successful command would write to an empty one.
 
-The commands differ in seed and length, overwrite or not, and are stopped at random: by Ctrl-C in a step, by an error in
-a step, or while the trained encoder is measured. The learning rate is constant, so a run that is continued for longer
-has the weights of one that was long from the start.
+The commands differ in seed and length, overwrite or not, and are stopped at random: by Ctrl-C in a step, by an error
+in a step, or while the trained encoder is measured. The learning rate is constant, so a run that is continued for
+longer has the weights of one that was long from the start.
 """
 
 import hashlib
@@ -54,17 +54,15 @@ def outcome(folder: Path) -> tuple:
 
 
 class Stop:
-    """Stops a command in one of its steps, or while it measures the trained encoder. Counts the steps."""
+    """Stops a command in one of its steps, or while it measures the trained encoder."""
 
     def __init__(self, patch):
-        self.steps = 0
         self.how = "never"
         self.step = 0
         training_step = SoftInfoNCETrainer.training_step
         measure = Measurements.measure
 
         def stopping_step(trainer, *args, **kwargs):
-            self.steps += 1
             if trainer.state.global_step + 1 == self.step:
                 if self.how == "Ctrl-C":
                     os.kill(os.getpid(), signal.SIGINT)
@@ -91,7 +89,6 @@ def test_any_sequence_of_commands_ends_like_one_in_an_empty_folder(script, data_
     variant = VARIANTS[seed]
 
     def run(folder, **options):
-        stop.steps = 0
         return script(**OPTIONS | {"data_dir": data_dir, "output_dir": folder} | options)
 
     def check_outcome(options):
