@@ -38,7 +38,7 @@ CODE = re.compile(r"(?<![`'\w/.])(?:\w+=[\w.]*\w|module:\w+|[\w.]*\w_\w[\w.]*\w)
 PAGE_HEAD = """\
 # Options
 
-This page lists every option of `soft-trainer train`: what it does, its values, its default, and when it applies.
+This page lists every option of `soft-trainer train`: what it does, its values and its default.
 `soft-trainer train --help` lists the common options in a terminal, and `--help_all` lists all of them.
 
 An option has the same name everywhere: `--epochs 3` in the shell, `epochs: 3` in a recipe. In Python, options for

@@ -19,7 +19,6 @@ from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder
 from soft_trainer.errors import UserError
-from soft_trainer.options.conditions import reads_estimator
 from soft_trainer.options.fields import TEACHER_WEIGHT
 from soft_trainer.options.option_spec import ENCODER, changed_options
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -148,7 +147,7 @@ def apply_defaults(
     choice.defaults(schedule | METHODS[kind])
     _choose_teacher(choice, kind, profile.teacher, estimator)
     _adapt(choice, kind, estimator)
-    hidden = ("dataloader_drop_last", None if reads_estimator(args, split) else "estimator")
+    hidden = ("dataloader_drop_last", None if args.reads_estimator(split) else "estimator")
     shown = []
     for name, origin in args.origins.items():
         if origin == ENCODER and getattr(args, name) != getattr(type(args), name) and name not in hidden:

@@ -1,4 +1,4 @@
-"""Defines `option`, which declares an option with its default, help text, limits, and when it applies."""
+"""Defines `option`, which declares an option with its default, help text and limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import operator
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,34 +25,6 @@ ENCODER = "encoder"
 DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
 
-class Values:
-    """Looks up options in several objects: `values.alpha` is the `alpha` of the first object with this attribute."""
-
-    def __init__(self, *sources):
-        self._sources = sources
-
-    def __getattr__(self, name: str):
-        for source in self._sources:
-            if hasattr(source, name):
-                return getattr(source, name)
-        raise AttributeError(name)
-
-
-@dataclass(frozen=True)
-class AppliesIf:
-    """The condition under which an option has an effect.
-
-    Args:
-        holds: takes a run's `Values` and returns True if the run uses the option.
-        otherwise: the reason that a warning gives if the run does not use the option.
-        when: the condition in words, such as "with cancel=ratio", for the documentation.
-    """
-
-    holds: Callable[[Values], bool]
-    otherwise: str
-    when: str
-
-
 @dataclass(frozen=True)
 class OptionSpec:
     """The declaration of an option: its default, its valid values, and the other arguments of `option`."""
@@ -64,7 +36,6 @@ class OptionSpec:
     above: float | None = None
     most: float | None = None
     below: float | None = None
-    applies_if: AppliesIf | None = None
     of_estimator: float | None = None
     results: bool = True
     group: str = ""
@@ -149,13 +120,12 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
         declared: any of the following.
             `choices`: the valid strings. With `own=True`, a user's `module:name` is valid too.
             `least`, `above`, `most`, `below`: the limits of a number.
-            `applies_if`: an `AppliesIf`, for an option that only some runs use.
             `of_estimator`: for an option whose default is the estimator's attribute with the same name. This is the
                 default if the estimator lacks the attribute.
             `results=False`: the option affects only the speed or what is printed or kept, not the results.
             `group`: the heading in `--help`. All options that choose weights or batches are in "weights" or "batches".
             `refers_to`: what the value refers to: "rows", an "encoder", a "tree" or repository to mine, "code" (a
-                function or class, such as module:name) or another "place". With `several=True`, it is a list,
+                function or class, such as module:name) or another "folder". With `several=True`, it is a list,
                 separated by commas.
             `chooses_rows=True`: the option excludes rows from an evaluation set.
             `common=True`: `--help` shows the option. `--help_all` shows all options.
@@ -189,7 +159,7 @@ class Reference(NamedTuple):
 
     Args:
         option: the name of the option.
-        kind: "rows", "encoder", "tree", "code", "place", or "file" for an option of `transformers`.
+        kind: "rows", "encoder", "tree", "code", "folder", or "file" for an option of `transformers`.
         values: the paths or names. Only an option that takes a list can have more than one.
     """
 
@@ -221,7 +191,7 @@ def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference
 
 
 def option_facts(field: dataclasses.Field) -> list[str]:
-    """Returns sentences that document an option: the help, valid values, default, and when the option applies.
+    """Returns sentences that document an option: the help, valid values and default.
 
     The command line's `--name` becomes `name`, the option's name in Python and in recipes.
     """
@@ -233,8 +203,6 @@ def option_facts(field: dataclasses.Field) -> list[str]:
         facts.append(f"Values: {declared.values}.")
     if declared.default is not None and "Default:" not in text:
         facts.append(f"Default: {declared.default!r}.")
-    if declared.applies_if:
-        facts.append(f"Applies only {declared.applies_if.when}.")
     return facts
 
 
@@ -283,32 +251,15 @@ def changed_options(options) -> dict[str, object]:
     return changed
 
 
-def unread_options(options: Sequence, values: Values) -> list[str]:
-    """Returns a warning for each option that the user changed but that has no effect in a run with these values."""
-    lines = []
-    for part in options:
-        declared = option_specs(part)
-        origins = getattr(part, "origins", None) or {}
-        for name, value in changed_options(part).items():
-            applies_if = declared[name].applies_if
-            if origins.get(name) != ENCODER and applies_if and not applies_if.holds(values):
-                lines.append(f"warning: {name}={value} has no effect: {applies_if.otherwise}")
-    return lines
+def unread_lines(options, reasons: Mapping[str, str]) -> list[str]:
+    """Returns a warning for each option that the user changed but that has no effect.
 
-
-def effective_options(kind, values: Values) -> dict[str, object]:
-    """Returns the options of `kind` that have an effect in a run, as `{name: value}`.
-
-    An option with a condition (`applies_if`) is included if the condition holds. Any other option is included if it
-    differs from its default. Options that are None are excluded.
+    Args:
+        reasons: the options without an effect, each with the reason.
     """
-    effective = {}
-    for name, declared in option_specs(kind).items():
-        value = getattr(values, name)
-        if declared.applies_if:
-            read = declared.applies_if.holds(values)
-        else:
-            read = value != declared.default
-        if read and value is not None:
-            effective[name] = value
-    return effective
+    lines = []
+    origins = getattr(options, "origins", None) or {}
+    for name, value in changed_options(options).items():
+        if name in reasons and origins.get(name) != ENCODER:
+            lines.append(f"warning: {name}={value} has no effect: {reasons[name]}")
+    return lines

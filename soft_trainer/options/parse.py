@@ -56,11 +56,11 @@ def parse(
     config.add_argument("--config")
     config.error = _raise
     named, argv = config.parse_known_args(argv)
-    place = ""
+    source = ""
     if named.config:
-        place = f"{named.config}: "
+        source = f"{named.config}: "
         options = read_recipe(recipe_path(named.config))
-    options = _checked_recipe(options or {}, actions, place)
+    options = _checked_recipe(options or {}, actions, source)
     if "lora_r" in _named_options(argv, actions) and "lora_r" not in options:
         options.pop("learning_rate", None)  # the recipe's rate is for training all weights
     in_shell = _named_options(argv, actions)
@@ -96,16 +96,16 @@ def _named_options(argv: Sequence[str], actions: Mapping) -> frozenset[str]:
     return frozenset(actions[word].dest if word in actions else word for word in words)
 
 
-def _checked_recipe(options: Mapping, actions: Mapping, place: str) -> dict:
+def _checked_recipe(options: Mapping, actions: Mapping, source: str) -> dict:
     """Returns a recipe's options, with lists joined by commas where the option takes a single string.
 
     Raises:
-        UserError: an option is unknown. The message begins with `place`, such as "recipe.yaml: ".
+        UserError: an option is unknown. The message begins with `source`, such as "recipe.yaml: ".
     """
     checked = {}
     for key, value in options.items():
         if key not in actions:
-            raise UserError(f"{place}unknown option {key!r}{_near(key, actions)}")
+            raise UserError(f"{source}unknown option {key!r}{_near(key, actions)}")
         if isinstance(value, list) and actions[key].nargs is None:
             value = ",".join(map(_word, value))
         checked[key] = value

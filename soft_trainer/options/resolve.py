@@ -17,14 +17,7 @@ from soft_trainer.encoders.encoding import parse_dims
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions, TrainingOptions
-from soft_trainer.options.option_spec import (
-    OptionSpec,
-    Values,
-    check_values,
-    effective_options,
-    option_specs,
-    unread_options,
-)
+from soft_trainer.options.option_spec import OptionSpec, check_values, option_specs, unread_lines
 from soft_trainer.references import NamedFunction, name_functions
 
 # Options that cannot be turned on, each with the reason.
@@ -89,20 +82,28 @@ class Plan:
         return self.batch_size
 
     @property
-    def effective_loss(self) -> dict[str, object]:
-        """The loss settings that have an effect, keyed by name."""
-        return effective_options(LossOptions, Values(self.criterion))
+    def unread_batches(self) -> dict[str, str]:
+        """The options for batches and negatives that have no effect, each with the reason."""
+        reasons = {}
+        if self.train_sampling_strategy != "similar":
+            reasons["group_size"] = "it needs train_sampling_strategy=similar"
+        if not self.options.negatives_per_query:
+            reasons["negative_ratio"] = "negatives_per_query is not set"
+        return reasons
 
     @property
     def effective_batches(self) -> dict[str, object]:
         """The options for batches and negatives that have an effect, keyed by name."""
-        effective = effective_options(SoftInfoNCEOptions, Values(self.criterion, self.options, self))
-        found = {name: value for name, value in effective.items() if not hasattr(self.criterion, name)}
-        found.pop("teacher", None)  # it belongs to the loss
+        unread = {*self.unread_batches, *vars(self.criterion), "teacher"}  # a teacher belongs to the loss
+        effective = {}
+        for name, declared in option_specs(self.options).items():
+            value = getattr(self.options, name)
+            if name not in unread and (value != declared.default or name in ("group_size", "negative_ratio")):
+                effective[name] = value
         if self.options.false_negatives == "mask" and not self.criterion.can_exclude:
             name = self.criterion.loss.rpartition(":")[2]
-            found["false_negatives"] = f"not masked (`{name}` takes no negatives)"
-        return found
+            effective["false_negatives"] = f"not masked (`{name}` takes no negatives)"
+        return effective
 
     @property
     def masks_false_negatives(self) -> bool:
@@ -111,7 +112,14 @@ class Plan:
 
     def unread(self, args: TrainingArguments) -> list[str]:
         """Returns a warning for each training option that was set but has no effect."""
-        return unread_options([args], Values(self.criterion, self.options, self, args))
+        if not isinstance(args, TrainingOptions):
+            return []
+        reasons = self.criterion.unread | self.unread_batches
+        if args.estimator not in (None, "none") and not args.reads_estimator():
+            reasons["estimator"] = "loss=info_nce has no weights, and neither batches nor negatives use an estimator"
+        if args.estimator != "bm25":
+            reasons |= dict.fromkeys(("bm25_idf", "bm25_scope", "bm25_document_column"), "the estimator is not bm25")
+        return unread_lines(args, reasons)
 
 
 def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:

@@ -41,7 +41,7 @@ def loss_table(plan: Plan, estimator) -> dict[str, object]:
         loss["teacher"] = public_name(plan.options.teacher)
     if plan.dims:
         loss["dimensions"] = list(plan.dims)
-    return loss | plan.effective_loss
+    return loss | plan.criterion.effective
 
 
 def setup_table(
