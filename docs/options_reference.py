@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 from soft_trainer.options import training
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import OptionSpec, option_facts, option_specs
+from soft_trainer.options.option_spec import OptionSpec, described, option_specs
 from soft_trainer.options.resolve import RANGES, REFUSED
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
@@ -102,6 +102,19 @@ def annotation(kind: type, name: str) -> str:
         if spelled is not None:
             return spelled
     raise AttributeError(name)
+
+
+def option_facts(field: dataclasses.Field) -> list[str]:
+    """Returns sentences that document an option: the help, valid values and default."""
+    text = described(field)
+    declared = field.metadata["help"].declared
+    facts = [text]
+    told = declared.choices and all(choice in text for choice in declared.choices)
+    if declared.values and not told and declared.values not in text:
+        facts.append(f"Values: {declared.values}.")
+    if declared.default is not None and "Default:" not in text:
+        facts.append(f"Default: {declared.default!r}.")
+    return facts
 
 
 def _row(field: dataclasses.Field, declared: OptionSpec) -> str:

@@ -22,13 +22,8 @@ LOSSES = {name: getattr(losses, function) for name, function in choices.LOSSES.i
 WEIGHTINGS = {name: getattr(weightings, function) for name, function in choices.WEIGHTINGS.items()}
 # Settings that need an estimator unless they have this value.
 NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
-OFF = {"weighting": "linear", **NEED_SIMILARITY}  # settings that a record omits if they have this value
-# Settings of `Criterion` itself, with what they need.
-NEEDS = {
-    "cancel_k": "it needs cancel=top_k",
-    "cancel_ratio": "it needs cancel=ratio",
-    "distill_temperature": "distill_weight is 0",
-}
+# Settings that only losses and weightings read.
+OF_FUNCTIONS = {"alpha", "beta", "temperature", "floor", "margin", "infonce_weight", "kl_weight"}
 
 
 @dataclass(frozen=True)
@@ -252,29 +247,21 @@ class Criterion:
     @property
     def unread(self) -> dict[str, str]:
         """The settings that have no effect beside the others, each with the reason."""
-        read = {*self.reads, "loss", *OFF}
-        if self.cancel == "top_k":
-            read.add("cancel_k")
-        if self.cancel == "ratio":
-            read.add("cancel_ratio")
-        if self.distill_weight:
-            read.add("distill_temperature")
-        reasons = {}
-        for field in dataclasses.fields(self):
-            if field.name not in read:
-                reasons[field.name] = NEEDS.get(field.name, "neither the loss nor its weighting uses it")
-        return reasons
+        unread = dict.fromkeys(OF_FUNCTIONS - self.reads, "neither the loss nor its weighting uses it")
+        if self.cancel != "top_k":
+            unread["cancel_k"] = "it needs cancel=top_k"
+        if self.cancel != "ratio":
+            unread["cancel_ratio"] = "it needs cancel=ratio"
+        if not self.distill_weight:
+            unread["distill_temperature"] = "distill_weight is 0"
+        return unread
 
     @property
     def effective(self) -> dict[str, object]:
         """The settings that have an effect, keyed by name."""
-        unread = self.unread
-        effective = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name not in unread and value != OFF.get(field.name):
-                effective[field.name] = value
-        return effective
+        off = {"weighting": "linear", **NEED_SIMILARITY}
+        names = [field.name for field in dataclasses.fields(self) if field.name not in self.unread]
+        return {name: getattr(self, name) for name in names if getattr(self, name) != off.get(name)}
 
     @property
     def uses_weights(self) -> bool:

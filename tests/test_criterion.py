@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from soft_trainer import losses
-from soft_trainer.criterion import LOSSES, OFF, Criterion, Targets
+from soft_trainer.criterion import LOSSES, Criterion, Targets
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import resolve, resolve_loss
@@ -199,12 +199,13 @@ def test_the_effective_settings_are_those_that_change_the_loss(loss, weighting):
         for distill_weight in (0, 0.3):
             criterion = Criterion(loss, weighting, cancel=cancel, distill_weight=distill_weight, margin=0.8)
             value = criterion(scores, criterion.targets(positives, similarity=similarity))
-            effective = set(criterion.effective) - {"loss", *OFF}
             for name, other in OTHER_VALUES.items():
                 changed = dataclasses.replace(criterion, **{name: other})
                 same = changed(scores, changed.targets(positives, similarity=similarity)) == value
-                assert same == (name not in effective) == (name in criterion.unread), name
-    assert OTHER_VALUES.keys() | {"loss", *OFF} == {field.name for field in dataclasses.fields(Criterion)}
+                assert same == (name not in criterion.effective) == (name in criterion.unread), name
+    assert OTHER_VALUES.keys() | {"loss", "weighting", "cancel", "distill_weight"} == {
+        field.name for field in dataclasses.fields(Criterion)
+    }
 
 
 @pytest.mark.parametrize(

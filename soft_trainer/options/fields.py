@@ -384,8 +384,6 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     `SoftInfoNCETrainingArguments` adds the options of `transformers`.
     """
 
-    FULL = "SoftInfoNCETrainingArguments"
-
     def reads_estimator(self, split=None) -> bool:
         """Returns True if the loss, the batches or the additional negatives use the estimator.
 

@@ -77,30 +77,30 @@ class OptionSpec:
         Raises:
             UserError: the value is invalid. The message gives the valid values.
         """
+        if value is None:
+            return None
         if isinstance(value, bool) and "true" in self.choices:
             return str(value).lower()
-        if self.boolean and not isinstance(value, bool | None):
+        if self.boolean and not isinstance(value, bool):
             raise UserError(f"{name}={value!r}: must be True or False")
-        if self.choices and not self.own and not isinstance(value, str | None):
-            raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}")
+        if self.choices:
+            own = self.own and (callable(value) or ":" in str(value))
+            if value not in self.choices and not own:
+                words = ", or module:name" if self.own else ""
+                near = nearest(value, self.choices)
+                raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}{words}{near}")
+            return value
         limits = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
         limits = {compare: limit for compare, limit in limits.items() if limit is not None}
         if isinstance(value, str):
-            taken = value in self.choices or (self.own and ":" in value)
-            if self.choices and not taken:
-                own = ", or module:name" if self.own else ""
-                near = nearest(value, self.choices)
-                raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}{own}{near}")
             if limits or self.of_estimator is not None:
                 raise UserError(f"{name}={value!r}: expected a number, not text")
-        elif value is not None:
-            fits = all(getattr(operator, compare)(value, limit) for compare, limit in limits.items())
-            shown = str(value)
-            if isinstance(value, float):
-                fits = fits and math.isfinite(value)
-                shown = f"{value:g}"
-            if not fits:
-                raise UserError(f"{name}={shown}: must be {self.range}")
+            return value
+        fits = all(getattr(operator, compare)(value, limit) for compare, limit in limits.items())
+        if isinstance(value, float):
+            fits = fits and math.isfinite(value)
+        if not fits:
+            raise UserError(f"{name}={value}: must be {self.range}")
         return value
 
 
@@ -190,29 +190,18 @@ def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference
     return list(found.values())
 
 
-def option_facts(field: dataclasses.Field) -> list[str]:
-    """Returns sentences that document an option: the help, valid values and default.
-
-    The command line's `--name` becomes `name`, the option's name in Python and in recipes.
-    """
-    text = field.metadata["help"]
-    declared = text.declared
-    facts = [re.sub(r"--(\w+)", r"`\1`", text)]
-    told = declared.choices and all(choice in text for choice in declared.choices)
-    if declared.values and not told and declared.values not in text:
-        facts.append(f"Values: {declared.values}.")
-    if declared.default is not None and "Default:" not in text:
-        facts.append(f"Default: {declared.default!r}.")
-    return facts
+def described(field: dataclasses.Field) -> str:
+    """Returns an option's help for Python and recipes: the command line's `--name` becomes `name`."""
+    return re.sub(r"--(\w+)", r"`\1`", field.metadata["help"])
 
 
 def documented(kind: type) -> type:
-    """Replaces the word `OPTIONS` in a dataclass's docstring with a description of each declared option."""
+    """Replaces the word `OPTIONS` in a dataclass's docstring with the help of each declared option."""
     lines = []
     for field in dataclasses.fields(kind):
         if isinstance(field.metadata.get("help"), Help):
-            facts = f"{field.name}: {' '.join(option_facts(field))}"
-            lines.append(textwrap.fill(facts, 110, subsequent_indent="    "))
+            help = f"{field.name}: {described(field)}"
+            lines.append(textwrap.fill(help, 110, subsequent_indent="    "))
     options = textwrap.indent("\n".join(lines), "    ")
     kind.__doc__ = inspect.cleandoc(kind.__doc__).replace("OPTIONS", options)
     return kind

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,7 @@ def parse(
     recipes, the file is read. A list is joined with commas if the option takes a single string.
 
     Args:
-        dataclass_types: the dataclasses. `TrainingOptions` becomes `SoftInfoNCETrainingArguments`; see `whole`.
+        dataclass_types: the dataclasses. `TrainingOptions` becomes `SoftInfoNCETrainingArguments`.
         options: the options of a recipe that has already been read. Ignored if the command line has `--config`.
 
     Returns:
@@ -55,15 +54,20 @@ def parse(
     config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     config.add_argument("--config")
     config.error = _raise
-    named, argv = config.parse_known_args(argv)
+    config, argv = config.parse_known_args(argv)
     source = ""
-    if named.config:
-        source = f"{named.config}: "
-        options = read_recipe(recipe_path(named.config))
-    options = _checked_recipe(options or {}, actions, source)
-    if "lora_r" in _named_options(argv, actions) and "lora_r" not in options:
-        options.pop("learning_rate", None)  # the recipe's rate is for training all weights
+    if config.config:
+        source = f"{config.config}: "
+        options = read_recipe(recipe_path(config.config))
+    options = dict(options or {})
+    for name, value in options.items():
+        if name not in actions:
+            raise UserError(f"{source}unknown option {name!r}{_near(name, actions)}")
+        if isinstance(value, list) and actions[name].nargs is None:
+            options[name] = ",".join(map(_word, value))
     in_shell = _named_options(argv, actions)
+    if "lora_r" in in_shell and "lora_r" not in options:
+        options.pop("learning_rate", None)  # the recipe's rate is for training all weights
     argv = [*as_argv(options), *argv]
     named = _named_options(argv, actions)
     with one_line_errors():
@@ -77,11 +81,7 @@ def parse(
         word = rest[0].split("=")[0]
         if word.startswith("-"):
             raise UserError(f"unknown option {word}{_near(word.lstrip('-'), actions)}")
-        if word in actions:
-            raise UserError(
-                f"unexpected {rest[0]!r}: in the shell, options begin with two dashes, as in --{word} VALUE"
-            )
-        raise UserError(f"unexpected {word!r}: put the option's name before the value, as in --config quickstart")
+        raise UserError(f"unexpected {rest[0]!r}: write options as --NAME VALUE, such as --config quickstart")
     for instance in parsed:
         instance.named = named
         instance.of_recipe = named - in_shell
@@ -94,22 +94,6 @@ def _named_options(argv: Sequence[str], actions: Mapping) -> frozenset[str]:
     words = [word.removeprefix("--").partition("=")[0] for word in argv if word.startswith("--")]
     # The parser also accepts --learning-rate for --learning_rate, and --epochs for --num_train_epochs.
     return frozenset(actions[word].dest if word in actions else word for word in words)
-
-
-def _checked_recipe(options: Mapping, actions: Mapping, source: str) -> dict:
-    """Returns a recipe's options, with lists joined by commas where the option takes a single string.
-
-    Raises:
-        UserError: an option is unknown. The message begins with `source`, such as "recipe.yaml: ".
-    """
-    checked = {}
-    for key, value in options.items():
-        if key not in actions:
-            raise UserError(f"{source}unknown option {key!r}{_near(key, actions)}")
-        if isinstance(value, list) and actions[key].nargs is None:
-            value = ",".join(map(_word, value))
-        checked[key] = value
-    return checked
 
 
 def _near(name: str, actions: Mapping) -> str:
@@ -153,16 +137,9 @@ def short_help(dataclass_types: Sequence[type], prog: str | None = None, descrip
             text = field.metadata["help"].replace("%", "%%")
             names = [f"--{field.name}", *field.metadata.get("aliases", ())]
             group.add_argument(*names, default=field.default, metavar="VALUE", help=text)
-    if any("FULL" in vars(kind) for kind in dataclass_types):
+    if TrainingOptions in dataclass_types:
         parser.epilog = "--help_all lists all options, such as --resume_from_checkpoint and --hub_model_id."
     return parser
-
-
-def whole(kind: type) -> type:
-    """Returns the dataclass to parse for `kind`: `SoftInfoNCETrainingArguments` for `TrainingOptions`, else `kind`."""
-    if "FULL" not in vars(kind):
-        return kind
-    return getattr(importlib.import_module("soft_trainer.options.training"), kind.FULL)
 
 
 @functools.cache
@@ -172,10 +149,13 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
     Args:
         settings: keyword arguments for `argparse.ArgumentParser`.
     """
-    from transformers import HfArgumentParser  # imports torch, and --help should not wait for it
+    # These import torch, and --help should not wait for it.
+    from transformers import HfArgumentParser
+
+    from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
     parser = HfArgumentParser(
-        tuple(map(whole, dataclass_types)),
+        [SoftInfoNCETrainingArguments if kind is TrainingOptions else kind for kind in dataclass_types],
         formatter_class=_Formatter,
         allow_abbrev=False,
         exit_on_error=False,

@@ -6,10 +6,6 @@ import multiprocessing
 from dataclasses import dataclass, fields
 
 from transformers import SchedulerType, TrainingArguments
-from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
-    get_available_reporting_integrations,
-)
 
 from soft_trainer.choices import COMPARE_CODES
 from soft_trainer.criterion import Criterion
@@ -135,9 +131,7 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
         UserError: an option cannot work. The message gives values that work.
     """
     check_options(args)
-    given = {}
-    if isinstance(args, SoftInfoNCEOptions):
-        given = {field.name: getattr(args, field.name) for field in fields(SoftInfoNCEOptions)}
+    given = {field.name: getattr(args, field.name, None) for field in fields(SoftInfoNCEOptions)}
     options = SoftInfoNCEOptions(**{name: value for name, value in given.items() if value is not None})
     loss = resolve_loss(options, estimator)
     return Plan(
@@ -223,7 +217,8 @@ def check_options(args: TrainingArguments) -> None:
     """Checks every option that can be checked without rows or an encoder.
 
     Raises:
-        UserError: a value is out of range, or an option is not supported. The message lists what works.
+        UserError: a value is out of range, an option is not supported or does not work on this machine, or options
+            contradict each other. The message lists what works.
     """
     # Plain `TrainingArguments` have some of these options.
     check_values(args, option_specs(SoftInfoNCEOptions) | option_specs(TrainingOptions) | RANGES)
@@ -233,21 +228,8 @@ def check_options(args: TrainingArguments) -> None:
             value = getattr(owner, name, None)
             if value:
                 raise UserError(f"{prefix}{name}={value}: has no effect in this run; {reason}")
-    _check_together(args)
-
-
-def _check_together(args) -> None:
-    """Raises UserError if options contradict each other or do not work on this machine."""
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")
-    for name in args.report_to or ():
-        if name not in INTEGRATION_TO_CALLBACK:
-            raise UserError(f"report_to={name}: use none, all or one of {', '.join(INTEGRATION_TO_CALLBACK)}")
-        installed = [*get_available_reporting_integrations(), "flyte"]  # `transformers` does not look for flyte
-        if name not in installed:
-            raise UserError(
-                f"report_to={name}: {name} is not installed; run pip install {name}, or set report_to=none"
-            )
     parallelism = getattr(args, "parallelism_config", None)
     if any((getattr(parallelism, name, None) or 1) > 1 for name in SHARED_BATCH):
         raise UserError(

@@ -28,7 +28,7 @@ from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.estimators.registry import estimator_of_run
 from soft_trainer.options import defaults
-from soft_trainer.options.defaults import METHODS, SCHEDULES, apply_defaults, choose_precision
+from soft_trainer.options.defaults import METHODS, SCHEDULE, SCHEDULES, apply_defaults, choose_precision
 from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
@@ -99,7 +99,7 @@ def test_a_recipe_with_an_adapter_keeps_its_learning_rate(options_after, tmp_pat
 @pytest.mark.parametrize("name", ["hard_batches", "distilled"])
 def test_the_defaults_are_those_of_the_recipe(name):
     kind = {"hard_batches": "search", "distilled": "distilled"}[name]
-    expected = SCHEDULES[kind] | METHODS[kind]
+    expected = dict(zip(SCHEDULE, SCHEDULES[kind], strict=True)) | METHODS[kind]
     for option, value in read_recipe(RECIPES / f"{name}.yaml").items():
         if option in expected:
             assert expected[option] == value, option
@@ -199,7 +199,7 @@ def test_an_option_changes_only_what_a_line_names(resolved, kind, option):
             unnamed = values[name] is None and option in ("estimator", "teacher")  # a teacher that was replaced
             named = any(f"{name}={values[name]}" in line for line in lines)
             assert values[name] == default[name] or named or unnamed, (value, name, lines)
-        for name in SCHEDULES["search"].keys() & values.keys() - {option}:
+        for name in set(SCHEDULE) & values.keys() - {option}:
             assert values[name] == default[name], (value, name)
 
 
