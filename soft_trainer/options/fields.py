@@ -384,16 +384,6 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     `SoftInfoNCETrainingArguments` adds the options of `transformers`.
     """
 
-    def reads_estimator(self, split=None) -> bool:
-        """Returns True if the loss, the batches or the additional negatives use the estimator.
-
-        Args:
-            split: the training rows, if known: their negatives are drawn instead of similar functions.
-        """
-        loss = self.loss not in WITHOUT_ESTIMATOR or self.cancel != "none" or self.distill_weight > 0
-        finds = bool(self.negatives_per_query) and (split is None or split.judgments.negatives is None)
-        return loss or self.train_sampling_strategy == "similar" or finds
-
     output_dir: str | None = output_option(
         None,
         "Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.",
@@ -485,3 +475,23 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
         least=0,
         most=1,
     )
+
+    def reads_estimator(self, split=None) -> bool:
+        """Returns True if the loss, the batches or the additional negatives use the estimator.
+
+        Args:
+            split: the training rows, if known: their negatives are drawn instead of similar functions.
+        """
+        loss = self.loss not in WITHOUT_ESTIMATOR or self.cancel != "none" or self.distill_weight > 0
+        finds = bool(self.negatives_per_query) and (split is None or split.judgments.negatives is None)
+        return loss or self.train_sampling_strategy == "similar" or finds
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """The options for the estimator that have no effect beside the others, each with the reason."""
+        reasons = {}
+        if self.estimator not in (None, "none") and not self.reads_estimator():
+            reasons["estimator"] = "loss=info_nce has no weights, and neither batches nor negatives use an estimator"
+        if self.estimator != "bm25":
+            reasons |= dict.fromkeys(("bm25_idf", "bm25_scope", "bm25_document_column"), "the estimator is not bm25")
+        return reasons

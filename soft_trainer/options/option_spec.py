@@ -175,10 +175,10 @@ def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference
         kinds: the dataclasses, or instances of them, that declare the options. The result has the same order.
         options: the values, keyed by name. Options that are None or missing are skipped.
     """
-    found = {}
+    found = []
     for name in FILES_OF_TRANSFORMERS:
         if isinstance(options.get(name), str):
-            found[name] = Reference(name, "file", (options[name],))
+            found.append(Reference(name, "file", (options[name],)))
     for kind in kinds:
         for name, declared in option_specs(kind).items():
             value = options.get(name)
@@ -186,8 +186,8 @@ def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference
                 values = [str(value)]
                 if declared.several and not os.path.exists(values[0]):  # a path may contain a comma
                     values = values[0].split(",")
-                found[name] = Reference(name, declared.refers_to, tuple(part.strip() for part in values))
-    return list(found.values())
+                found.append(Reference(name, declared.refers_to, tuple(part.strip() for part in values)))
+    return found
 
 
 def described(field: dataclasses.Field) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import json
 import sys
@@ -116,29 +115,24 @@ CONFIG = {"metavar": "FILE", "help": "YAML file or name of a recipe. Options on 
 
 
 def short_help(dataclass_types: Sequence[type], prog: str | None = None, description: str | None = None):
-    """Returns a parser that only prints `--help`, which lists only the common options of a training run.
+    """Returns a parser that only prints `--help`, which lists only the common options.
 
     The parser does not import `transformers`, which would take seconds.
     """
     usage = f"{prog or '%(prog)s'} [--OPTION VALUE ...]"
     parser = argparse.ArgumentParser(usage=usage, description=description, formatter_class=_Formatter, add_help=False)
     parser.add_argument_group("recipe").add_argument("--config", **CONFIG)
-    groups: dict[str, list] = {}
+    groups = {}
     for kind in dataclass_types:
-        for field in dataclasses.fields(kind):
-            declared = option_specs(kind).get(field.name)
-            if kind not in OF_A_RUN:
-                groups.setdefault("options", []).append(field)
-            elif declared is not None and declared.common:
-                groups.setdefault(declared.group, []).append(field)
-    for title, fields in groups.items():
-        group = parser.add_argument_group(title)
-        for field in fields:
-            text = field.metadata["help"].replace("%", "%%")
-            names = [f"--{field.name}", *field.metadata.get("aliases", ())]
-            group.add_argument(*names, default=field.default, metavar="VALUE", help=text)
-    if TrainingOptions in dataclass_types:
-        parser.epilog = "--help_all lists all options, such as --resume_from_checkpoint and --hub_model_id."
+        for name, declared in option_specs(kind).items():
+            if declared.common:
+                if declared.group not in groups:
+                    groups[declared.group] = parser.add_argument_group(declared.group)
+                field = kind.__dataclass_fields__[name]
+                text = field.metadata["help"].replace("%", "%%")
+                names = [f"--{name}", *field.metadata.get("aliases", ())]
+                groups[declared.group].add_argument(*names, default=field.default, metavar="VALUE", help=text)
+    parser.epilog = "--help_all lists all options, such as --resume_from_checkpoint and --hub_model_id."
     return parser
 
 

@@ -13,7 +13,7 @@ from soft_trainer.encoders.encoding import parse_dims
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions, TrainingOptions
-from soft_trainer.options.option_spec import OptionSpec, check_values, option_specs, unread_lines
+from soft_trainer.options.option_spec import OptionSpec, check_values, option_specs
 from soft_trainer.references import NamedFunction, name_functions
 
 # Options that cannot be turned on, each with the reason.
@@ -78,9 +78,9 @@ class Plan:
         return self.batch_size
 
     @property
-    def unread_batches(self) -> dict[str, str]:
-        """The options for batches and negatives that have no effect, each with the reason."""
-        reasons = {}
+    def unread(self) -> dict[str, str]:
+        """The options for the loss, batches and negatives that have no effect, each with the reason."""
+        reasons = self.criterion.unread
         if self.train_sampling_strategy != "similar":
             reasons["group_size"] = "it needs train_sampling_strategy=similar"
         if not self.options.negatives_per_query:
@@ -90,11 +90,12 @@ class Plan:
     @property
     def effective_batches(self) -> dict[str, object]:
         """The options for batches and negatives that have an effect, keyed by name."""
-        unread = {*self.unread_batches, *vars(self.criterion), "teacher"}  # a teacher belongs to the loss
+        unread = self.unread
         effective = {}
         for name, declared in option_specs(self.options).items():
             value = getattr(self.options, name)
-            if name not in unread and (value != declared.default or name in ("group_size", "negative_ratio")):
+            of_batches = name not in unread and name != "teacher" and not hasattr(self.criterion, name)
+            if of_batches and (value != declared.default or name in ("group_size", "negative_ratio")):
                 effective[name] = value
         if self.options.false_negatives == "mask" and not self.criterion.can_exclude:
             name = self.criterion.loss.rpartition(":")[2]
@@ -105,17 +106,6 @@ class Plan:
     def masks_false_negatives(self) -> bool:
         """True if other relevant functions in a batch are excluded from a query's negatives."""
         return self.options.false_negatives != "ignore" and self.criterion.can_exclude
-
-    def unread(self, args: TrainingArguments) -> list[str]:
-        """Returns a warning for each training option that was set but has no effect."""
-        if not isinstance(args, TrainingOptions):
-            return []
-        reasons = self.criterion.unread | self.unread_batches
-        if args.estimator not in (None, "none") and not args.reads_estimator():
-            reasons["estimator"] = "loss=info_nce has no weights, and neither batches nor negatives use an estimator"
-        if args.estimator != "bm25":
-            reasons |= dict.fromkeys(("bm25_idf", "bm25_scope", "bm25_document_column"), "the estimator is not bm25")
-        return unread_lines(args, reasons)
 
 
 def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:

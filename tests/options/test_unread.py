@@ -42,7 +42,7 @@ ENCODER = [
 
 def lines_of_training(**options) -> list[str]:
     args = SoftInfoNCETrainingArguments(output_dir="unused", use_cpu=True, **options)
-    return resolve(args, InitialModelEstimator()).unread(args)
+    return unread_lines(args, resolve(args, InitialModelEstimator()).unread | args.unread)
 
 
 def lines_of_rows(**options) -> list[str]:
