@@ -209,8 +209,7 @@ class _Choice:
         """
         changed = []
         for name, value in values.items():
-            decided = self.args.origins.get(name, ENCODER) != ENCODER
-            if not decided and getattr(self.args, name) != value:
+            if self.args.origins.get(name, ENCODER) == ENCODER and getattr(self.args, name) != value:
                 setattr(self.args, name, value)
                 self.args.origins[name] = f"you, by {cause}"
                 if value is not None:
@@ -247,13 +246,13 @@ def _choose_teacher(choice: _Choice, kind: str, stored: str | None, estimator) -
 def _adapt(choice: _Choice, kind: str, estimator) -> None:
     """Replaces defaults of a kind of encoder that cannot work beside the user's options."""
     args = choice.args
-    default_loss = "info_nce" if kind in ("base", "distilled") else "soft_info_nce"
+    weighs = kind not in ("base", "distilled")  # the default loss of the kind
     if args.estimator in (None, "none"):
         without = {"train_sampling_strategy": "random", "weighting": "linear"}
-        loss = None if default_loss == "info_nce" else "info_nce"
+        loss = "info_nce" if weighs else None
         choice.follow("estimator", "nothing finds similar rows or weighs negatives", without, loss)
         return
-    if default_loss == "info_nce":
+    if not weighs:
         choice.follow("estimator", "its similarities become weights", {}, "soft_info_nce")
     finds, compares = _abilities(estimator or args.estimator, args.bm25_document_column)
     cause = "estimator"

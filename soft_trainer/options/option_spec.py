@@ -198,12 +198,10 @@ def described(field: dataclasses.Field) -> str:
 def documented(kind: type) -> type:
     """Replaces the word `OPTIONS` in a dataclass's docstring with the help of each declared option."""
     lines = []
-    for field in dataclasses.fields(kind):
-        if isinstance(field.metadata.get("help"), Help):
-            help = f"{field.name}: {described(field)}"
-            lines.append(textwrap.fill(help, 110, subsequent_indent="    "))
-    options = textwrap.indent("\n".join(lines), "    ")
-    kind.__doc__ = inspect.cleandoc(kind.__doc__).replace("OPTIONS", options)
+    for name in option_specs(kind):
+        text = f"{name}: {described(kind.__dataclass_fields__[name])}"
+        lines.append(textwrap.fill(text, 114, initial_indent="    ", subsequent_indent="        "))
+    kind.__doc__ = inspect.cleandoc(kind.__doc__).replace("OPTIONS", "\n".join(lines))
     return kind
 
 

@@ -211,7 +211,7 @@ def check_options(args: TrainingArguments) -> None:
             contradict each other. The message lists what works.
     """
     # Plain `TrainingArguments` have some of these options.
-    check_values(args, option_specs(SoftInfoNCEOptions) | option_specs(TrainingOptions) | RANGES)
+    check_values(args, option_specs(TrainingOptions) | RANGES)
     accelerator = getattr(args, "accelerator_config", None)
     for options, owner, prefix in ((REFUSED, args, ""), (REFUSED_OF_ACCELERATOR, accelerator, "accelerator_config.")):
         for name, reason in options.items():
@@ -253,10 +253,6 @@ def check_options(args: TrainingArguments) -> None:
     if args.dataloader_persistent_workers and not args.dataloader_num_workers:
         raise UserError(
             "dataloader_persistent_workers: there are no data workers; set dataloader_num_workers=2, for example"
-        )
-    if getattr(args, "early_stopping_patience", None) and args.eval_strategy == "no":
-        raise UserError(
-            "early_stopping_patience: needs evaluations during training; set eval_strategy=epoch, for example"
         )
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise UserError(

@@ -238,7 +238,6 @@ MISTAKES = [
     ({"from_scratch": "32x1", "lora_r": 4}, "lora_r: an encoder from scratch has no trained weights to freeze"),
     ({"from_scratch": "32x1", "dtype": "float32"}, "dtype and attn_implementation do not apply with from_scratch"),
     ({"save_strategy": "best"}, "save_strategy=best: needs an evaluation"),
-    ({"early_stopping_patience": 2}, "early_stopping_patience: needs evaluations during training"),
     ({"fp16": True}, "fp16 needs a GPU"),
     ({"eval_strategy": "epoch", "lr_scheduler_type": "reduce_lr_on_plateau"}, '{"mode": "max"}'),
     ({"accelerator_config": '{"split_batches": true}'}, "accelerator_config.split_batches=True: has no effect"),
