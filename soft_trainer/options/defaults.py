@@ -311,12 +311,8 @@ def check_teacher(teacher: str, estimator: str | None, estimator_model: str | No
     Raises:
         UserError: another estimator is set.
     """
-    other = None
-    if estimator not in (None, "trained_model"):
-        other = estimator
-    elif estimator_model not in (None, teacher):
-        other = estimator_model
-    if other is not None:
+    other = estimator_model if estimator in (None, "trained_model") else estimator
+    if other not in (None, teacher):
         raise UserError(f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {other}")
 
 

@@ -129,7 +129,8 @@ class DataArguments:
 
     def __post_init__(self):
         check_values(self)
-        if self.language is None and self._reads_codesearchnet:
+        own = self.data_dir or self.source_dir or self.history
+        if self.language is None and self.dataset_name == CODESEARCHNET and not own:
             self.language = "ruby"
         if self.language is not None:
             self.language = ",".join(name.strip().lower() for name in self.language.split(","))
@@ -162,19 +163,6 @@ class DataArguments:
         if self.source_dir is None or self.history is not None:
             reasons |= dict.fromkeys(("extra_source_dir", "mining_keep"), "no source_dir is mined")
         return reasons
-
-    @property
-    def _reads_codesearchnet(self) -> bool:
-        return self.dataset_name == CODESEARCHNET and not (self.data_dir or self.source_dir or self.history)
-
-    @property
-    def paper_language(self) -> str | None:
-        """The language of the run, if the row counts can be compared with the paper's.
-
-        Otherwise None, for example with several languages or with rows that are not CodeSearchNet's.
-        """
-        published = self._reads_codesearchnet and len(self.languages) == 1 and not self.push_data_to_hub
-        return self.language if published else None
 
     @property
     def from_hub(self) -> bool:
