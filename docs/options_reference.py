@@ -109,9 +109,12 @@ def option_facts(field: dataclasses.Field) -> list[str]:
     text = described(field)
     declared = field.metadata["help"].declared
     facts = [text]
+    values = ", ".join([*declared.choices, "module:name"] if declared.own else declared.choices)
+    if declared.least is not None or declared.above is not None:
+        values = declared.range
     told = declared.choices and all(choice in text for choice in declared.choices)
-    if declared.values and not told and declared.values not in text:
-        facts.append(f"Values: {declared.values}.")
+    if values and not told and values not in text:
+        facts.append(f"Values: {values}.")
     if declared.default is not None and "Default:" not in text:
         facts.append(f"Default: {declared.default!r}.")
     return facts

@@ -22,7 +22,6 @@ BOOLEAN = (bool, bool | None, "bool", "bool | None")  # annotations of options t
 # The origin of a default (see `apply_defaults`). The others are "recipe", "you", "trial", and "you, by NAME" for a
 # consequence.
 ENCODER = "encoder"
-DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
 
 @dataclass(frozen=True)
@@ -58,16 +57,6 @@ class OptionSpec:
         if self.below is not None:
             return f"from {self.least} to below {self.below}"
         return f"{self.least} or more"
-
-    @property
-    def values(self) -> str:
-        """The valid values in words, such as "mask, positives, ignore", or "" without choices and limits."""
-        if self.choices:
-            own = ["module:name"] if self.own else []
-            return ", ".join([*self.choices, *own])
-        if self.least is None and self.above is None:
-            return ""
-        return self.range
 
     def checked(self, name: str, value):
         """Checks a value of the option and returns it. None is always valid and means the default.
@@ -132,7 +121,7 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
             `evaluation=True`: `soft-trainer evaluate` has the option too.
     """
     if declared.get("of_estimator") is not None:
-        help += DEFAULT_OF_ESTIMATOR
+        help += " Default: the estimator's."
     text = Help(help)
     text.declared = OptionSpec(default, **declared)
     metadata = {"help": text}

@@ -204,7 +204,7 @@ def outside(spec: OptionSpec) -> list:
     values += [limit for limit in (spec.above, spec.below) if limit is not None]
     if spec.choices:
         values += ["nothing such", 3]
-    if spec.values or spec.of_estimator is not None:
+    if spec.choices or spec.of_estimator is not None or spec.range != "a finite number":
         values.append(float("nan"))
     return values
 
