@@ -260,8 +260,9 @@ class Criterion:
     def effective(self) -> dict[str, object]:
         """The settings that have an effect, keyed by name."""
         off = {"weighting": "linear", **NEED_SIMILARITY}
-        names = [field.name for field in dataclasses.fields(self) if field.name not in self.unread]
-        return {name: getattr(self, name) for name in names if getattr(self, name) != off.get(name)}
+        unread = self.unread
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if name not in unread and value != off.get(name)}
 
     @property
     def uses_weights(self) -> bool:

@@ -50,14 +50,14 @@ def parse(
         sys.exit(0)
     parser = make_parser(tuple(dataclass_types), description=description, prog=prog)
     actions = {name.lstrip("-"): action for name, action in parser._option_string_actions.items()}
-    config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    config.add_argument("--config")
-    config.error = _raise
-    config, argv = config.parse_known_args(argv)
+    selector = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    selector.add_argument("--config")
+    selector.error = _raise
+    selected, argv = selector.parse_known_args(argv)
     source = ""
-    if config.config:
-        source = f"{config.config}: "
-        options = read_recipe(recipe_path(config.config))
+    if selected.config:
+        source = f"{selected.config}: "
+        options = read_recipe(recipe_path(selected.config))
     options = dict(options or {})
     for name, value in options.items():
         if name not in actions:
