@@ -194,11 +194,6 @@ def documented(kind: type) -> type:
     return kind
 
 
-def evaluation_options(kind) -> tuple[str, ...]:
-    """Returns the names of the options in a dataclass that `soft-trainer evaluate` also accepts."""
-    return tuple(name for name, declared in option_specs(kind).items() if declared.evaluation)
-
-
 def check_values(options, specs: Mapping[str, OptionSpec] | None = None) -> None:
     """Checks the values of all options of a dataclass instance. A bool becomes a word where the option has words.
 
