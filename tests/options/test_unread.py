@@ -15,7 +15,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 TRAINING = [
     ("cancel_ratio", 0.1, {"cancel": "top_k"}, {"cancel": "ratio"}),
     ("group_size", 2, {}, {"train_sampling_strategy": "similar"}),
-    ("negative_ratio", 0.5, {}, {"negatives_per_query": 1}),
+    ("negative_ratio", 0.5, {"negatives_per_query": 0}, {"negatives_per_query": 1}),
     ("estimator", "initial_model", {"loss": "info_nce"}, {}),
     ("estimator", "initial_model", {"loss": "info_nce"}, {"loss": "info_nce", "train_sampling_strategy": "similar"}),
     ("bm25_idf", "lucene", {"estimator": "simcse"}, {}),
