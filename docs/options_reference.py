@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 from soft_trainer.options import training
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import OptionSpec, option_facts, option_specs
+from soft_trainer.options.option_spec import OptionSpec, described, option_specs
 from soft_trainer.options.resolve import RANGES, REFUSED
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
@@ -38,7 +38,7 @@ CODE = re.compile(r"(?<![`'\w/.])(?:\w+=[\w.]*\w|module:\w+|[\w.]*\w_\w[\w.]*\w)
 PAGE_HEAD = """\
 # Options
 
-This page lists every option of `soft-trainer train`: what it does, its values, its default, and when it applies.
+This page lists every option of `soft-trainer train`: what it does, its values and its default.
 `soft-trainer train --help` lists the common options in a terminal, and `--help_all` lists all of them.
 
 An option has the same name everywhere: `--epochs 3` in the shell, `epochs: 3` in a recipe. In Python, options for
@@ -102,6 +102,22 @@ def annotation(kind: type, name: str) -> str:
         if spelled is not None:
             return spelled
     raise AttributeError(name)
+
+
+def option_facts(field: dataclasses.Field) -> list[str]:
+    """Returns sentences that document an option: the help, valid values and default."""
+    text = described(field)
+    declared = field.metadata["help"].declared
+    facts = [text]
+    values = ", ".join([*declared.choices, "module:name"] if declared.own else declared.choices)
+    if declared.least is not None or declared.above is not None:
+        values = declared.range
+    told = declared.choices and all(choice in text for choice in declared.choices)
+    if values and not told and values not in text:
+        facts.append(f"Values: {values}.")
+    if declared.default is not None and "Default:" not in text:
+        facts.append(f"Default: {declared.default!r}.")
+    return facts
 
 
 def _row(field: dataclasses.Field, declared: OptionSpec) -> str:

@@ -22,6 +22,8 @@ LOSSES = {name: getattr(losses, function) for name, function in choices.LOSSES.i
 WEIGHTINGS = {name: getattr(weightings, function) for name, function in choices.WEIGHTINGS.items()}
 # Settings that need an estimator unless they have this value.
 NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
+# Settings that only losses and weightings read.
+OF_FUNCTIONS = {"alpha", "beta", "temperature", "floor", "margin", "infonce_weight", "kl_weight"}
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,26 @@ class Criterion:
         return self.read_by_loss | _arguments(self.weighting_function)
 
     @property
+    def unread(self) -> dict[str, str]:
+        """The settings that have no effect beside the others, each with the reason."""
+        unread = dict.fromkeys(OF_FUNCTIONS - self.reads, "neither the loss nor its weighting uses it")
+        if self.cancel != "top_k":
+            unread["cancel_k"] = "it needs cancel=top_k"
+        if self.cancel != "ratio":
+            unread["cancel_ratio"] = "it needs cancel=ratio"
+        if not self.distill_weight:
+            unread["distill_temperature"] = "distill_weight is 0"
+        return unread
+
+    @property
+    def effective(self) -> dict[str, object]:
+        """The settings that have an effect, keyed by name."""
+        off = {"weighting": "linear", **NEED_SIMILARITY}
+        unread = self.unread
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if name not in unread and value != off.get(name)}
+
+    @property
     def uses_weights(self) -> bool:
         """True if the loss function has an argument `weights`."""
         return "weights" in self.read_by_loss
@@ -283,7 +305,7 @@ class Criterion:
     def try_out(self) -> None:
         """Tests the loss and weighting functions on two small batches, one of which has masks and extra positives.
 
-        Each batch is also tried with every query twice, which does not change a mean.
+        Each batch is also tried with every query twice, which does not change a mean, unless the loss is random.
 
         Raises:
             UserError: a function raised an error or returned a tensor of the wrong shape, or the loss is not a mean.
@@ -294,9 +316,11 @@ class Criterion:
         last[:, 4] = True
         for masks in ({}, {"negatives": ~last, "extra_positives": last}):
             scores = grid.clone().requires_grad_()
+            randomness = torch.get_rng_state()
             try:
                 targets = self.targets(positives, similarity=grid, **masks)
                 loss = self(scores, targets)
+                random = not torch.equal(randomness, torch.get_rng_state())  # such as dropout of scores
                 doubled = self(torch.cat([scores, scores]), targets.mapped(lambda tensor: torch.cat([tensor, tensor])))
             except UserError:
                 raise
@@ -310,7 +334,7 @@ class Criterion:
                     f"loss={self.loss} returned {_shape(loss)} for scores of Tensor[3, 5]: expected a scalar, the "
                     "mean over queries, with a gradient for the scores"
                 )
-            if not torch.isclose(loss, doubled, rtol=1e-3):
+            if not random and not torch.isclose(loss, doubled, rtol=1e-3):
                 raise UserError(
                     f"loss={self.loss} returned {loss:.4g} for a test batch, and {doubled:.4g} for the same queries "
                     "twice: expected the mean over queries"
@@ -354,8 +378,8 @@ def _entries(mask: Tensor, counts: np.ndarray | None) -> tuple[Tensor, Tensor]:
     """
     if counts is None or mask.device.type in ("cpu", "mps"):
         return mask.nonzero(as_tuple=True)
-    places = mask.flatten().byte().argsort(descending=True, stable=True)[: int(counts.sum())]
-    return places // mask.shape[1], places % mask.shape[1]
+    entries = mask.flatten().byte().argsort(descending=True, stable=True)[: int(counts.sum())]
+    return entries // mask.shape[1], entries % mask.shape[1]
 
 
 def excluding(columns: Tensor | None, excluded: Tensor) -> Tensor:

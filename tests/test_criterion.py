@@ -1,6 +1,7 @@
 """A `Criterion` equals the pure loss functions, with and without cancellation and masks."""
 
 import copy
+import dataclasses
 import functools
 import json
 
@@ -179,6 +180,34 @@ def test_info_nce_needs_no_similarity():
     assert all(Criterion(loss).needs_similarity for loss in LOSSES if loss != "info_nce")
 
 
+OTHER_VALUES = {"alpha": 2.5, "beta": 2.0, "temperature": 0.3, "floor": 0.95, "margin": 0.9}
+OTHER_VALUES |= {
+    "infonce_weight": 0.2,
+    "kl_weight": 0.1,
+    "distill_temperature": 0.2,
+    "cancel_k": 1,
+    "cancel_ratio": 0.9,
+}
+
+
+@pytest.mark.parametrize(
+    ("loss", "weighting"), [*((loss, "linear") for loss in LOSSES), ("soft_info_nce", "positive_aware")]
+)
+def test_the_effective_settings_are_those_that_change_the_loss(loss, weighting):
+    scores, positives, similarity = batch()
+    for cancel in CANCEL:
+        for distill_weight in (0, 0.3):
+            criterion = Criterion(loss, weighting, cancel=cancel, distill_weight=distill_weight, margin=0.8)
+            value = criterion(scores, criterion.targets(positives, similarity=similarity))
+            for name, other in OTHER_VALUES.items():
+                changed = dataclasses.replace(criterion, **{name: other})
+                same = changed(scores, changed.targets(positives, similarity=similarity)) == value
+                assert same == (name not in criterion.effective) == (name in criterion.unread), name
+    assert OTHER_VALUES.keys() | {"loss", "weighting", "cancel", "distill_weight"} == {
+        field.name for field in dataclasses.fields(Criterion)
+    }
+
+
 @pytest.mark.parametrize(
     "options, smallest",
     [
@@ -294,6 +323,15 @@ def test_a_function_from_python_is_kept_by_its_name():
     kept = json.loads(args.to_json_string())
     assert (kept["loss"], kept["weighting"]) == ("own_losses:hinge", "own_losses:halves")
     assert resolve_loss(args, object()).loss_function is own_losses.hinge
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_a_random_loss_is_not_compared_with_itself(share):
+    def dropped(scores, positives):
+        return own_losses.info_nce(F.dropout(scores, share), positives)
+
+    for _ in range(20):
+        assert resolve_loss(SoftInfoNCEOptions(loss=dropped)).loss_function is dropped
 
 
 class Scaled:

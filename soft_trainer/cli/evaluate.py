@@ -20,10 +20,12 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import check_free
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import evaluation_options
+from soft_trainer.options.option_spec import option_specs
 from soft_trainer.terminal import one_line_errors, print_on_main
 
-SHARED = {kind: evaluation_options(kind) for kind in (DataArguments, TrainingOptions, ModelArguments)}
+SHARED = {}
+for kind in (DataArguments, TrainingOptions, ModelArguments):
+    SHARED[kind] = [name for name, declared in option_specs(kind).items() if declared.evaluation]
 ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "training", "weights")
 
 

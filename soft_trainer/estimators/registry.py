@@ -13,7 +13,6 @@ from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder, res
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.scores import CrossEncoderEstimator
-from soft_trainer.options.conditions import reads_estimator
 from soft_trainer.options.defaults import train_without_teacher
 from soft_trainer.options.fields import EstimatorOptions
 from soft_trainer.options.option_spec import ENCODER
@@ -61,7 +60,7 @@ def estimator_of_run(
     Args:
         split: the training rows, if known.
     """
-    if not reads_estimator(args, split):
+    if not args.reads_estimator(split):
         return None
     try:
         return choose_estimator(args, profile.query_columns, trust_remote_code)

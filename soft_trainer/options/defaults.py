@@ -19,7 +19,6 @@ from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder
 from soft_trainer.errors import UserError
-from soft_trainer.options.conditions import reads_estimator
 from soft_trainer.options.fields import TEACHER_WEIGHT
 from soft_trainer.options.option_spec import ENCODER, changed_options
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -27,21 +26,15 @@ from soft_trainer.references import import_reference
 from soft_trainer.terminal import print_on_main
 
 LORA_RATE = 1e-4
-_SCHEDULE = (
-    "learning_rate",
-    "num_train_epochs",
-    "warmup_steps",
-    "per_device_train_batch_size",
-    "dataloader_drop_last",
-)
+SCHEDULE = ("learning_rate", "num_train_epochs", "warmup_steps", "per_device_train_batch_size", "dataloader_drop_last")
 # The defaults for each kind of encoder. Static encoders may have fewer rows than a batch, so they keep the last one.
 SCHEDULES = {
-    "search": dict(zip(_SCHEDULE, (6e-5, 1, 0.1, 32, True), strict=True)),  # recipes/hard_batches.yaml
-    "distilled": dict(zip(_SCHEDULE, (3e-3, 10, 0, 512, False), strict=True)),  # recipes/distilled.yaml
-    "base": dict(zip(_SCHEDULE, (1e-3, 5, 0, 128, False), strict=True)),  # chosen on valid in benchmarks/base_study.md
-    "static": dict(zip(_SCHEDULE, (3e-3, 10, 0, 128, False), strict=True)),  # benchmarks/static_study.md
-    "scratch": dict(zip(_SCHEDULE, (1e-3, 10, 0, 32, True), strict=True)),
-    "pretrained": dict(zip(_SCHEDULE, (2e-5, 10, 0, 32, True), strict=True)),
+    "search": (6e-5, 1, 0.1, 32, True),  # recipes/hard_batches.yaml
+    "distilled": (3e-3, 10, 0, 512, False),  # recipes/distilled.yaml
+    "base": (1e-3, 5, 0, 128, False),  # chosen on valid in benchmarks/base_study.md
+    "static": (3e-3, 10, 0, 128, False),  # benchmarks/static_study.md
+    "scratch": (1e-3, 10, 0, 32, True),
+    "pretrained": (2e-5, 10, 0, 32, True),
 }
 RANDOM = {"estimator": "bm25", "train_sampling_strategy": "random", "weighting": "linear"}
 METHODS = {
@@ -60,6 +53,7 @@ TITLES = {
     "scratch": "an encoder from scratch",
     "pretrained": "a pretrained encoder",
 }
+NO_TEACHER = {"teacher": None, "estimator_model": None, "loss": None, "distill_weight": 0.0}
 LARGE_BATCH = 256
 OF_WEIGHTING = ("alpha", "beta", "floor", "margin")  # each is read by one of the weightings
 
@@ -130,25 +124,26 @@ def apply_defaults(
     args.origins = {}
     if not trains:
         return
-    given = _given(args)
+    choice = _Choice(args)
+    given = choice.given
     if estimator is not None:
         if given.get("estimator") is not None:
             raise UserError(f"estimator={given['estimator']}: the callbacks have an estimator too; omit one of them")
         if args.teacher is not None:
             check_teacher(args.teacher, type(estimator).__name__)
         given["estimator"] = args.estimator = estimator_name(estimator)
+        args.origins["estimator"] = "you"
     # An encoder without a name counts as trained from scratch.
     kind = encoder_kind(profile, starting.name, starting.revision)
-    schedule = dict(SCHEDULES[kind])
+    schedule = dict(zip(SCHEDULE, SCHEDULES[kind], strict=True))
     title = TITLES[kind]
     if starting.adapter:
         schedule["learning_rate"] = LORA_RATE
         title += " with an adapter"
-    choice = _Choice(args, given)
     choice.defaults(schedule | METHODS[kind])
     _choose_teacher(choice, kind, profile.teacher, estimator)
     _adapt(choice, kind, estimator)
-    hidden = ("dataloader_drop_last", None if reads_estimator(args, split) else "estimator")
+    hidden = ("dataloader_drop_last", None if args.reads_estimator(split) else "estimator")
     shown = []
     for name, origin in args.origins.items():
         if origin == ENCODER and getattr(args, name) != getattr(type(args), name) and name not in hidden:
@@ -158,7 +153,12 @@ def apply_defaults(
     for line in choice.lines:
         print_on_main(line)
     if kind == "search" and not starting.adapter and args.origins["learning_rate"] == ENCODER:
-        _advise_rate(args)
+        pairs = args.per_device_train_batch_size * args.world_size
+        if pairs >= LARGE_BATCH:
+            print_on_main(
+                f"learning_rate={args.learning_rate:g} was chosen in batches of 32. In batches of {LARGE_BATCH}, the "
+                f"MRR of MiniLM on valid still rose at 1.8e-4, so try a higher rate with your {pairs} pairs per batch"
+            )
 
 
 def default_output_dir(args: SoftInfoNCETrainingArguments, label: str, about: Mapping | None) -> str:
@@ -176,33 +176,21 @@ def default_output_dir(args: SoftInfoNCETrainingArguments, label: str, about: Ma
     return f"outputs/{label}-{rows}-{loss}-{estimator}".replace(":", ".")
 
 
-def _advise_rate(args: SoftInfoNCETrainingArguments) -> None:
-    """Prints a line if the default rate of search encoders is probably too low for the size of the batches."""
-    pairs = args.per_device_train_batch_size * args.world_size
-    if pairs >= LARGE_BATCH:
-        print_on_main(
-            f"learning_rate={args.learning_rate:g} was chosen in batches of 32. In batches of {LARGE_BATCH}, the MRR "
-            f"of MiniLM on valid still rose at 1.8e-4, so try a higher rate with your {pairs} pairs per batch"
-        )
-
-
-def _given(args: SoftInfoNCETrainingArguments) -> dict[str, object]:
-    """Returns the options that the user set: in the constructor, or later to another value than the default."""
-    given = {name: getattr(args, name) for name in args.named if hasattr(args, name)} | changed_options(args)
-    for name in ("warmup_steps", "dataloader_drop_last"):  # options of `transformers`
-        if getattr(args, name) != getattr(type(args), name):
-            given[name] = getattr(args, name)
-    return given
-
-
 class _Choice:
-    """Sets options that the user has not set, and keeps the origin of each value and a line for each consequence."""
+    """Sets options that the user has not set, and keeps the origin of each value and a line for each consequence.
 
-    def __init__(self, args: SoftInfoNCETrainingArguments, given: Mapping[str, object]):
+    Attributes:
+        given: the options that the user set: in the constructor, or later to another value than the default.
+    """
+
+    def __init__(self, args: SoftInfoNCETrainingArguments):
         self.args = args
-        self.given = given
         self.lines: list[str] = []
-        for name in given:
+        self.given = {name: getattr(args, name) for name in args.named if hasattr(args, name)} | changed_options(args)
+        for name in ("warmup_steps", "dataloader_drop_last"):  # options of `transformers`
+            if getattr(args, name) != getattr(type(args), name):
+                self.given[name] = getattr(args, name)
+        for name in self.given:
             args.origins[name] = "recipe" if name in args.of_recipe else "you"
 
     def defaults(self, values: Mapping[str, object]) -> None:
@@ -221,8 +209,7 @@ class _Choice:
         """
         changed = []
         for name, value in values.items():
-            decided = self.args.origins.get(name, ENCODER) != ENCODER
-            if not decided and getattr(self.args, name) != value:
+            if self.args.origins.get(name, ENCODER) == ENCODER and getattr(self.args, name) != value:
                 setattr(self.args, name, value)
                 self.args.origins[name] = f"you, by {cause}"
                 if value is not None:
@@ -253,20 +240,19 @@ def _choose_teacher(choice: _Choice, kind: str, stored: str | None, estimator) -
             choice.follow("estimator_model", f"it replaces the teacher {stored}", {"teacher": args.estimator_model})
         if estimator is not None or given.get("estimator", "trained_model") != "trained_model":
             why = f"it replaces the teacher; teacher={stored} keeps it"
-            without = {"teacher": None, "estimator_model": None, "loss": None, "distill_weight": 0.0}
-            choice.follow("estimator", why, without)
+            choice.follow("estimator", why, NO_TEACHER)
 
 
 def _adapt(choice: _Choice, kind: str, estimator) -> None:
     """Replaces defaults of a kind of encoder that cannot work beside the user's options."""
     args = choice.args
-    default_loss = "info_nce" if kind in ("base", "distilled") else "soft_info_nce"
+    weighs = kind not in ("base", "distilled")  # the default loss of the kind
     if args.estimator in (None, "none"):
         without = {"train_sampling_strategy": "random", "weighting": "linear"}
-        loss = None if default_loss == "info_nce" else "info_nce"
+        loss = "info_nce" if weighs else None
         choice.follow("estimator", "nothing finds similar rows or weighs negatives", without, loss)
         return
-    if default_loss == "info_nce":
+    if not weighs:
         choice.follow("estimator", "its similarities become weights", {}, "soft_info_nce")
     finds, compares = _abilities(estimator or args.estimator, args.bm25_document_column)
     cause = "estimator"
@@ -325,12 +311,8 @@ def check_teacher(teacher: str, estimator: str | None, estimator_model: str | No
     Raises:
         UserError: another estimator is set.
     """
-    other = None
-    if estimator not in (None, "trained_model"):
-        other = estimator
-    elif estimator_model not in (None, teacher):
-        other = estimator_model
-    if other is not None:
+    other = estimator_model if estimator in (None, "trained_model") else estimator
+    if other not in (None, teacher):
         raise UserError(f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {other}")
 
 
@@ -346,7 +328,6 @@ def teacher_settings(teacher: str) -> dict[str, object]:
 
 def train_without_teacher(args: SoftInfoNCETrainingArguments) -> None:
     """Replaces the settings of a default teacher that cannot be loaded with those of another static encoder."""
-    settings = METHODS["static"] | {"teacher": None, "estimator_model": None, "loss": None, "distill_weight": 0.0}
-    for name, value in settings.items():
+    for name, value in (METHODS["static"] | NO_TEACHER).items():
         if args.origins[name] == ENCODER:
             setattr(args, name, value)

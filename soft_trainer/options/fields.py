@@ -9,10 +9,8 @@ import functools
 import os
 from dataclasses import dataclass
 
-from soft_trainer.choices import ESTIMATORS, LOSSES, WEIGHTINGS
+from soft_trainer.choices import ESTIMATORS, LOSSES, WEIGHTINGS, WITHOUT_ESTIMATOR
 from soft_trainer.errors import UserError
-from soft_trainer.options import conditions
-from soft_trainer.options.conditions import loss_reads
 from soft_trainer.options.option_spec import check_values, documented, option, unset
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 
@@ -46,7 +44,6 @@ class DataArguments:
         CODESEARCHNET,
         "Data set on the Hub: CodeSearchNet, or a data set that --push_data_to_hub pushed. With --do_predict, "
         "the value none evaluates only the sets in --eval_data_dir.",
-        applies_if=conditions.FROM_HUB,
         refers_to="rows",
     )
     data_dir: str | None = data_option(
@@ -56,21 +53,18 @@ class DataArguments:
         refers_to="rows",
         several=True,
     )
-    query_column: str | None = data_option("Column of --data_dir with the query.", applies_if=conditions.OWN_ROWS)
-    code_column: str | None = data_option("Column of --data_dir with the code.", applies_if=conditions.OWN_ROWS)
+    query_column: str | None = data_option("Column of --data_dir with the query.")
+    code_column: str | None = data_option("Column of --data_dir with the code.")
     id_column: str | None = data_option(
         "Column of --data_dir with the function's id. Default: url in CodeSearchNet's columns, otherwise its text.",
-        applies_if=conditions.OWN_ROWS,
         common=False,
     )
     negatives_column: str | None = data_option(
         "Column of --data_dir with hard negatives: texts, or lists of texts.",
-        applies_if=conditions.OWN_ROWS,
         common=False,
     )
     group_column: str | None = data_option(
         "Column of --data_dir whose values stay within one split, if the rows are split.",
-        applies_if=conditions.OWN_ROWS,
         common=False,
     )
     test_fraction: float = option(
@@ -78,7 +72,6 @@ class DataArguments:
         "Share of the rows in test, and share in valid, if the rows of --data_dir are split.",
         above=0,
         below=0.5,
-        applies_if=conditions.OWN_ROWS,
         group="data",
         evaluation=True,
     )
@@ -86,7 +79,6 @@ class DataArguments:
         0,
         "Seed for splitting the rows of --data_dir.",
         least=0,
-        applies_if=conditions.OWN_ROWS,
         group="data",
         evaluation=True,
     )
@@ -105,9 +97,8 @@ class DataArguments:
         refers_to="tree",
     )
     extra_source_dir: str | None = unset(
-        "Another source tree to train on. Copies of functions in valid, test and codebase are excluded. 'installed' "
-        "stands for the packages installed in this Python.",
-        applies_if=conditions.MINED,
+        "With --source_dir: another source tree to train on. Copies of functions in valid, test and codebase are "
+        "excluded. 'installed' stands for the packages installed in this Python.",
         refers_to="tree",
     )
     history: str | None = unset(
@@ -117,7 +108,7 @@ class DataArguments:
         refers_to="tree",
     )
     mining_keep: str | None = unset(
-        "Mining rules to skip, comma-separated, such as short_functions.", applies_if=conditions.MINED, evaluation=True
+        "With --source_dir: mining rules to skip, comma-separated, such as short_functions.", evaluation=True
     )
     filters: str | None = unset(
         "Rules that drop rows, comma-separated: names in soft_trainer.mining.rules.RULES, or the groups graphcodebert "
@@ -138,7 +129,8 @@ class DataArguments:
 
     def __post_init__(self):
         check_values(self)
-        if self.language is None and self._reads_codesearchnet:
+        own = self.data_dir or self.source_dir or self.history
+        if self.language is None and self.dataset_name == CODESEARCHNET and not own:
             self.language = "ruby"
         if self.language is not None:
             self.language = ",".join(name.strip().lower() for name in self.language.split(","))
@@ -153,24 +145,24 @@ class DataArguments:
         """The paths of the comma-separated sources in `data_dir`, keyed by name. Empty if there is only one source."""
         if not self.data_dir or "," not in self.data_dir or os.path.exists(self.data_dir):
             return {}
-        places = [place.strip() for place in self.data_dir.split(",") if place.strip()]
-        named = {os.path.basename(os.path.abspath(place)).split(".")[0]: place for place in places}
-        if len(named) < len(places):
+        paths = [path.strip() for path in self.data_dir.split(",") if path.strip()]
+        named = {os.path.basename(os.path.abspath(path)).split(".")[0]: path for path in paths}
+        if len(named) < len(paths):
             raise UserError(f"data_dir={self.data_dir}: two sources have the same name; rename one of them")
         return named
 
     @property
-    def _reads_codesearchnet(self) -> bool:
-        return self.dataset_name == CODESEARCHNET and not (self.data_dir or self.source_dir or self.history)
-
-    @property
-    def paper_language(self) -> str | None:
-        """The language of the run, if the row counts can be compared with the paper's.
-
-        Otherwise None, for example with several languages or with rows that are not CodeSearchNet's.
-        """
-        published = self._reads_codesearchnet and len(self.languages) == 1 and not self.push_data_to_hub
-        return self.language if published else None
+    def unread(self) -> dict[str, str]:
+        """The options that have no effect beside the others, each with the reason."""
+        reasons = {}
+        if not (self.data_dir or self.eval_data_dir):
+            names = (*COLUMN_OPTIONS, "test_fraction", "split_seed")
+            reasons |= dict.fromkeys(names, "neither data_dir nor eval_data_dir is set")
+        if self.data_dir or self.source_dir or self.history:
+            reasons["dataset_name"] = "the rows come from data_dir, source_dir or history"
+        if self.source_dir is None or self.history is not None:
+            reasons |= dict.fromkeys(("extra_source_dir", "mining_keep"), "no source_dir is mined")
+        return reasons
 
     @property
     def from_hub(self) -> bool:
@@ -214,25 +206,20 @@ class LossOptions:
         common=True,
     )
     alpha: float | None = weighing_default(
-        "Weight of the similarity in Eq. 4.",
+        "weighting=linear: weight of the similarity in Eq. 4.",
         least=0,
-        applies_if=loss_reads("alpha", conditions.LINEAR),
     )
-    beta: float | None = weighing_default(
-        "Constant in Eq. 4.", above=0, applies_if=loss_reads("beta", conditions.LINEAR)
-    )
+    beta: float | None = weighing_default("weighting=linear: constant in Eq. 4.", above=0)
     temperature: float | None = weighing_default(
         "Temperature of the softmax of similarities, or of positive_aware weights. It belongs to the weights: the "
         "scores in the loss have score_scale.",
         least=0,
-        applies_if=loss_reads("temperature", conditions.SIMILARITIES),
     )
     floor: float = weighing(
         0.1,
-        "Smallest weight of a negative in Eq. 4.",
+        "weighting=linear: smallest weight of a negative in Eq. 4.",
         least=0,
         most=1,
-        applies_if=loss_reads("floor", conditions.LINEAR),
     )
     weighting: str = weighing(
         "linear",
@@ -245,9 +232,8 @@ class LossOptions:
         common=True,
     )
     margin: float | None = weighing_default(
-        "positive_aware: a negative has weight 1 if it is less similar than the positive by at least this much.",
+        "weighting=positive_aware: a negative has weight 1 if it is less similar than the positive by this much.",
         of_estimator=0.0,
-        applies_if=loss_reads("margin", conditions.POSITIVE_AWARE),
     )
     distill_weight: float = option(
         0.0,
@@ -258,32 +244,27 @@ class LossOptions:
     distill_temperature: float | None = estimator_default(
         "Temperature of the estimator's softmax in the loss that distill_weight adds.",
         above=0,
-        applies_if=conditions.DISTILLED,
     )
     infonce_weight: float = weighing(
         1.3,
         "Weight of InfoNCE in kl_regularization.",
         least=0,
-        applies_if=loss_reads("infonce_weight", conditions.KL),
     )
     kl_weight: float = weighing(
         0.7,
         "Weight of the divergence in kl_regularization.",
         least=0,
-        applies_if=loss_reads("kl_weight", conditions.KL),
     )
     cancel: str = weighing("none", "False-negative cancellation: none, top_k or ratio.", choices=CANCELLATIONS)
     cancel_k: int = weighing(
         3,
-        "Number of negatives that cancel=top_k excludes: the most similar ones.",
+        "cancel=top_k: number of negatives to exclude, the most similar ones.",
         least=0,
-        applies_if=conditions.TOP_K,
     )
     cancel_ratio: float = weighing(
         0.5,
-        "cancel=ratio excludes negatives whose similarity is above this fraction of the positive's similarity.",
+        "cancel=ratio: negatives are excluded if their similarity is above this fraction of the positive's.",
         least=0,
-        applies_if=conditions.RATIO,
     )
 
 
@@ -309,7 +290,6 @@ class SoftInfoNCEOptions(LossOptions):
         8,
         "Number of similar rows in a group, for train_sampling_strategy=similar.",
         least=1,
-        applies_if=conditions.SIMILAR,
         group="batches",
     )
     source_sampling: str = option(
@@ -327,8 +307,8 @@ class SoftInfoNCEOptions(LossOptions):
     )
     negative_ratio: float = option(
         0.95,
-        "Maximum similarity of a negative that the estimator finds, relative to the query's positive.",
-        applies_if=conditions.OWN_NEGATIVES,
+        "With negatives_per_query: maximum similarity of a negative that the estimator finds, relative to the query's "
+        "positive.",
         group="batches",
     )
     gather_negatives: bool | None = unset("Use the functions of all processes as negatives. Default: yes.")
@@ -355,7 +335,6 @@ class EstimatorOptions:
         "the teacher of distilled ones, otherwise bm25.",
         choices=tuple(ESTIMATORS),
         own=True,
-        applies_if=conditions.ESTIMATOR,
         refers_to="code",
         group="weights",
         common=True,
@@ -368,23 +347,20 @@ class EstimatorOptions:
     estimator_cache_dir: str | None = not_in_results(
         None,
         "Folder for cached row embeddings, or none for no cache. Default: in the Hugging Face home.",
-        refers_to="place",
+        refers_to="folder",
     )
     bm25_idf: str = option(
         "okapi",
         "Inverse document frequency of BM25: okapi, robertson or lucene.",
-        applies_if=conditions.BM25,
         group="weights",
     )
     bm25_scope: str = option(
         "batch",
         "Where BM25's statistics come from: batch or corpus.",
-        applies_if=conditions.BM25,
         group="weights",
     )
     bm25_document_column: str | None = unset(
-        "Column to score queries against, instead of other queries.",
-        applies_if=conditions.BM25,
+        "Column that bm25 scores queries against, instead of other queries.",
         group="weights",
     )
 
@@ -396,13 +372,11 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     `SoftInfoNCETrainingArguments` adds the options of `transformers`.
     """
 
-    FULL = "SoftInfoNCETrainingArguments"
-
     output_dir: str | None = output_option(
         None,
         "Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.",
         common=True,
-        refers_to="place",
+        refers_to="folder",
     )
     overwrite: bool = output_option(
         False,
@@ -489,3 +463,23 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
         least=0,
         most=1,
     )
+
+    def reads_estimator(self, split=None) -> bool:
+        """Returns True if the loss, the batches or the additional negatives use the estimator.
+
+        Args:
+            split: the training rows, if known: their negatives are drawn instead of similar functions.
+        """
+        loss = self.loss not in WITHOUT_ESTIMATOR or self.cancel != "none" or self.distill_weight > 0
+        finds = bool(self.negatives_per_query) and (split is None or split.judgments.negatives is None)
+        return loss or self.train_sampling_strategy == "similar" or finds
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """The options for the estimator that have no effect beside the others, each with the reason."""
+        reasons = {}
+        if self.estimator not in (None, "none") and not self.reads_estimator():
+            reasons["estimator"] = "loss=info_nce has no weights, and neither batches nor negatives use an estimator"
+        if self.estimator != "bm25":
+            reasons |= dict.fromkeys(("bm25_idf", "bm25_scope", "bm25_document_column"), "the estimator is not bm25")
+        return reasons

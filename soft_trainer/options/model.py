@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import DTYPES, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
-from soft_trainer.options.option_spec import AppliesIf, check_values, documented, option, unset
+from soft_trainer.options.option_spec import check_values, documented, option, unset
 
 
 def of_profile(help: str, **declared):
@@ -15,12 +15,6 @@ def of_profile(help: str, **declared):
     if "Default:" not in help:
         help += " Default: the encoder's."
     return unset(help, evaluation=True, **declared)
-
-
-FROM_SCRATCH = AppliesIf(lambda o: o.from_scratch is not None, "it needs from_scratch", "with from_scratch")
-PRETRAINED = AppliesIf(
-    lambda o: o.from_scratch is None, "from_scratch does not load an encoder", "without from_scratch"
-)
 
 
 @documented
@@ -70,9 +64,7 @@ class ModelArguments:
         refers_to="encoder",
         common=True,
     )
-    model_revision: str | None = unset(
-        "Branch, tag or commit of the encoder on the Hub.", applies_if=PRETRAINED, evaluation=True
-    )
+    model_revision: str | None = unset("Branch, tag or commit of the encoder on the Hub.", evaluation=True)
     from_scratch: str | None = unset(
         "Start from a small RoBERTa of size HIDDENxLAYERS, such as 256x4, and train its tokenizer on the rows.",
         group="model",
@@ -82,7 +74,6 @@ class ModelArguments:
         16384,
         "Vocabulary size of the tokenizer that --from_scratch trains.",
         least=300,  # the 256 bytes and the special tokens
-        applies_if=FROM_SCRATCH,
     )
     profile: str | None = of_profile(f"Encoder profile: {', '.join(PROFILES)}. Default: inferred from the model.")
     pooling: str | None = of_profile(f"How token vectors become one embedding: {', '.join(POOLINGS)}.")
@@ -120,3 +111,10 @@ class ModelArguments:
             raise UserError("dtype and attn_implementation do not apply with from_scratch; drop them")
         if self.lora_r is not None:
             raise UserError("lora_r: an encoder from scratch has no trained weights to freeze; drop lora_r")
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """The options that have no effect beside the others, each with the reason."""
+        if self.from_scratch is None:
+            return {"vocabulary_size": "it needs from_scratch"}
+        return {"model_revision": "from_scratch does not load an encoder"}

@@ -1,4 +1,4 @@
-"""Defines `option`, which declares an option with its default, help text, limits, and when it applies."""
+"""Defines `option`, which declares an option with its default, help text and limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import operator
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,35 +22,6 @@ BOOLEAN = (bool, bool | None, "bool", "bool | None")  # annotations of options t
 # The origin of a default (see `apply_defaults`). The others are "recipe", "you", "trial", and "you, by NAME" for a
 # consequence.
 ENCODER = "encoder"
-DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
-
-
-class Values:
-    """Looks up options in several objects: `values.alpha` is the `alpha` of the first object with this attribute."""
-
-    def __init__(self, *sources):
-        self._sources = sources
-
-    def __getattr__(self, name: str):
-        for source in self._sources:
-            if hasattr(source, name):
-                return getattr(source, name)
-        raise AttributeError(name)
-
-
-@dataclass(frozen=True)
-class AppliesIf:
-    """The condition under which an option has an effect.
-
-    Args:
-        holds: takes a run's `Values` and returns True if the run uses the option.
-        otherwise: the reason that a warning gives if the run does not use the option.
-        when: the condition in words, such as "with cancel=ratio", for the documentation.
-    """
-
-    holds: Callable[[Values], bool]
-    otherwise: str
-    when: str
 
 
 @dataclass(frozen=True)
@@ -64,7 +35,6 @@ class OptionSpec:
     above: float | None = None
     most: float | None = None
     below: float | None = None
-    applies_if: AppliesIf | None = None
     of_estimator: float | None = None
     results: bool = True
     group: str = ""
@@ -88,16 +58,6 @@ class OptionSpec:
             return f"from {self.least} to below {self.below}"
         return f"{self.least} or more"
 
-    @property
-    def values(self) -> str:
-        """The valid values in words, such as "mask, positives, ignore", or "" without choices and limits."""
-        if self.choices:
-            own = ["module:name"] if self.own else []
-            return ", ".join([*self.choices, *own])
-        if self.least is None and self.above is None:
-            return ""
-        return self.range
-
     def checked(self, name: str, value):
         """Checks a value of the option and returns it. None is always valid and means the default.
 
@@ -106,30 +66,30 @@ class OptionSpec:
         Raises:
             UserError: the value is invalid. The message gives the valid values.
         """
+        if value is None:
+            return None
         if isinstance(value, bool) and "true" in self.choices:
             return str(value).lower()
-        if self.boolean and not isinstance(value, bool | None):
+        if self.boolean and not isinstance(value, bool):
             raise UserError(f"{name}={value!r}: must be True or False")
-        if self.choices and not self.own and not isinstance(value, str | None):
-            raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}")
+        if self.choices:
+            own = self.own and (callable(value) or ":" in str(value))
+            if value not in self.choices and not own:
+                words = ", or module:name" if self.own else ""
+                near = nearest(value, self.choices)
+                raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}{words}{near}")
+            return value
         limits = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
         limits = {compare: limit for compare, limit in limits.items() if limit is not None}
         if isinstance(value, str):
-            taken = value in self.choices or (self.own and ":" in value)
-            if self.choices and not taken:
-                own = ", or module:name" if self.own else ""
-                near = nearest(value, self.choices)
-                raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}{own}{near}")
             if limits or self.of_estimator is not None:
                 raise UserError(f"{name}={value!r}: expected a number, not text")
-        elif value is not None:
-            fits = all(getattr(operator, compare)(value, limit) for compare, limit in limits.items())
-            shown = str(value)
-            if isinstance(value, float):
-                fits = fits and math.isfinite(value)
-                shown = f"{value:g}"
-            if not fits:
-                raise UserError(f"{name}={shown}: must be {self.range}")
+            return value
+        fits = all(getattr(operator, compare)(value, limit) for compare, limit in limits.items())
+        if isinstance(value, float):
+            fits = fits and math.isfinite(value)
+        if not fits:
+            raise UserError(f"{name}={value}: must be {self.range}")
         return value
 
 
@@ -149,20 +109,19 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
         declared: any of the following.
             `choices`: the valid strings. With `own=True`, a user's `module:name` is valid too.
             `least`, `above`, `most`, `below`: the limits of a number.
-            `applies_if`: an `AppliesIf`, for an option that only some runs use.
             `of_estimator`: for an option whose default is the estimator's attribute with the same name. This is the
                 default if the estimator lacks the attribute.
             `results=False`: the option affects only the speed or what is printed or kept, not the results.
             `group`: the heading in `--help`. All options that choose weights or batches are in "weights" or "batches".
             `refers_to`: what the value refers to: "rows", an "encoder", a "tree" or repository to mine, "code" (a
-                function or class, such as module:name) or another "place". With `several=True`, it is a list,
+                function or class, such as module:name) or another "folder". With `several=True`, it is a list,
                 separated by commas.
             `chooses_rows=True`: the option excludes rows from an evaluation set.
             `common=True`: `--help` shows the option. `--help_all` shows all options.
             `evaluation=True`: `soft-trainer evaluate` has the option too.
     """
     if declared.get("of_estimator") is not None:
-        help += DEFAULT_OF_ESTIMATOR
+        help += " Default: the estimator's."
     text = Help(help)
     text.declared = OptionSpec(default, **declared)
     metadata = {"help": text}
@@ -189,7 +148,7 @@ class Reference(NamedTuple):
 
     Args:
         option: the name of the option.
-        kind: "rows", "encoder", "tree", "code", "place", or "file" for an option of `transformers`.
+        kind: "rows", "encoder", "tree", "code", "folder", or "file" for an option of `transformers`.
         values: the paths or names. Only an option that takes a list can have more than one.
     """
 
@@ -205,10 +164,10 @@ def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference
         kinds: the dataclasses, or instances of them, that declare the options. The result has the same order.
         options: the values, keyed by name. Options that are None or missing are skipped.
     """
-    found = {}
+    found = []
     for name in FILES_OF_TRANSFORMERS:
         if isinstance(options.get(name), str):
-            found[name] = Reference(name, "file", (options[name],))
+            found.append(Reference(name, "file", (options[name],)))
     for kind in kinds:
         for name, declared in option_specs(kind).items():
             value = options.get(name)
@@ -216,43 +175,23 @@ def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference
                 values = [str(value)]
                 if declared.several and not os.path.exists(values[0]):  # a path may contain a comma
                     values = values[0].split(",")
-                found[name] = Reference(name, declared.refers_to, tuple(part.strip() for part in values))
-    return list(found.values())
+                found.append(Reference(name, declared.refers_to, tuple(part.strip() for part in values)))
+    return found
 
 
-def option_facts(field: dataclasses.Field) -> list[str]:
-    """Returns sentences that document an option: the help, valid values, default, and when the option applies.
-
-    The command line's `--name` becomes `name`, the option's name in Python and in recipes.
-    """
-    text = field.metadata["help"]
-    declared = text.declared
-    facts = [re.sub(r"--(\w+)", r"`\1`", text)]
-    told = declared.choices and all(choice in text for choice in declared.choices)
-    if declared.values and not told and declared.values not in text:
-        facts.append(f"Values: {declared.values}.")
-    if declared.default is not None and "Default:" not in text:
-        facts.append(f"Default: {declared.default!r}.")
-    if declared.applies_if:
-        facts.append(f"Applies only {declared.applies_if.when}.")
-    return facts
+def described(field: dataclasses.Field) -> str:
+    """Returns an option's help for Python and recipes: the command line's `--name` becomes `name`."""
+    return re.sub(r"--(\w+)", r"`\1`", field.metadata["help"])
 
 
 def documented(kind: type) -> type:
-    """Replaces the word `OPTIONS` in a dataclass's docstring with a description of each declared option."""
+    """Replaces the word `OPTIONS` in a dataclass's docstring with the help of each declared option."""
     lines = []
-    for field in dataclasses.fields(kind):
-        if isinstance(field.metadata.get("help"), Help):
-            facts = f"{field.name}: {' '.join(option_facts(field))}"
-            lines.append(textwrap.fill(facts, 110, subsequent_indent="    "))
-    options = textwrap.indent("\n".join(lines), "    ")
-    kind.__doc__ = inspect.cleandoc(kind.__doc__).replace("OPTIONS", options)
+    for name in option_specs(kind):
+        text = f"{name}: {described(kind.__dataclass_fields__[name])}"
+        lines.append(textwrap.fill(text, 114, initial_indent="    ", subsequent_indent="        "))
+    kind.__doc__ = inspect.cleandoc(kind.__doc__).replace("OPTIONS", "\n".join(lines))
     return kind
-
-
-def evaluation_options(kind) -> tuple[str, ...]:
-    """Returns the names of the options in a dataclass that `soft-trainer evaluate` also accepts."""
-    return tuple(name for name, declared in option_specs(kind).items() if declared.evaluation)
 
 
 def check_values(options, specs: Mapping[str, OptionSpec] | None = None) -> None:
@@ -283,32 +222,15 @@ def changed_options(options) -> dict[str, object]:
     return changed
 
 
-def unread_options(options: Sequence, values: Values) -> list[str]:
-    """Returns a warning for each option that the user changed but that has no effect in a run with these values."""
-    lines = []
-    for part in options:
-        declared = option_specs(part)
-        origins = getattr(part, "origins", None) or {}
-        for name, value in changed_options(part).items():
-            applies_if = declared[name].applies_if
-            if origins.get(name) != ENCODER and applies_if and not applies_if.holds(values):
-                lines.append(f"warning: {name}={value} has no effect: {applies_if.otherwise}")
-    return lines
+def unread_lines(options, reasons: Mapping[str, str]) -> list[str]:
+    """Returns a warning for each option that the user changed but that has no effect.
 
-
-def effective_options(kind, values: Values) -> dict[str, object]:
-    """Returns the options of `kind` that have an effect in a run, as `{name: value}`.
-
-    An option with a condition (`applies_if`) is included if the condition holds. Any other option is included if it
-    differs from its default. Options that are None are excluded.
+    Args:
+        reasons: the options without an effect, each with the reason.
     """
-    effective = {}
-    for name, declared in option_specs(kind).items():
-        value = getattr(values, name)
-        if declared.applies_if:
-            read = declared.applies_if.holds(values)
-        else:
-            read = value != declared.default
-        if read and value is not None:
-            effective[name] = value
-    return effective
+    lines = []
+    origins = getattr(options, "origins", None) or {}
+    for name, value in changed_options(options).items():
+        if name in reasons and origins.get(name) != ENCODER:
+            lines.append(f"warning: {name}={value} has no effect: {reasons[name]}")
+    return lines

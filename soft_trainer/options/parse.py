@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
-import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,7 +32,7 @@ def parse(
     recipes, the file is read. A list is joined with commas if the option takes a single string.
 
     Args:
-        dataclass_types: the dataclasses. `TrainingOptions` becomes `SoftInfoNCETrainingArguments`; see `whole`.
+        dataclass_types: the dataclasses. `TrainingOptions` becomes `SoftInfoNCETrainingArguments`.
         options: the options of a recipe that has already been read. Ignored if the command line has `--config`.
 
     Returns:
@@ -52,18 +50,23 @@ def parse(
         sys.exit(0)
     parser = make_parser(tuple(dataclass_types), description=description, prog=prog)
     actions = {name.lstrip("-"): action for name, action in parser._option_string_actions.items()}
-    config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    config.add_argument("--config")
-    config.error = _raise
-    named, argv = config.parse_known_args(argv)
-    place = ""
-    if named.config:
-        place = f"{named.config}: "
-        options = read_recipe(recipe_path(named.config))
-    options = _checked_recipe(options or {}, actions, place)
-    if "lora_r" in _named_options(argv, actions) and "lora_r" not in options:
-        options.pop("learning_rate", None)  # the recipe's rate is for training all weights
+    selector = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    selector.add_argument("--config")
+    selector.error = _raise
+    selected, argv = selector.parse_known_args(argv)
+    source = ""
+    if selected.config:
+        source = f"{selected.config}: "
+        options = read_recipe(recipe_path(selected.config))
+    options = dict(options or {})
+    for name, value in options.items():
+        if name not in actions:
+            raise UserError(f"{source}unknown option {name!r}{_near(name, actions)}")
+        if isinstance(value, list) and actions[name].nargs is None:
+            options[name] = ",".join(map(_word, value))
     in_shell = _named_options(argv, actions)
+    if "lora_r" in in_shell and "lora_r" not in options:
+        options.pop("learning_rate", None)  # the recipe's rate is for training all weights
     argv = [*as_argv(options), *argv]
     named = _named_options(argv, actions)
     with one_line_errors():
@@ -77,11 +80,7 @@ def parse(
         word = rest[0].split("=")[0]
         if word.startswith("-"):
             raise UserError(f"unknown option {word}{_near(word.lstrip('-'), actions)}")
-        if word in actions:
-            raise UserError(
-                f"unexpected {rest[0]!r}: in the shell, options begin with two dashes, as in --{word} VALUE"
-            )
-        raise UserError(f"unexpected {word!r}: put the option's name before the value, as in --config quickstart")
+        raise UserError(f"unexpected {rest[0]!r}: write options as --NAME VALUE, such as --config quickstart")
     for instance in parsed:
         instance.named = named
         instance.of_recipe = named - in_shell
@@ -94,22 +93,6 @@ def _named_options(argv: Sequence[str], actions: Mapping) -> frozenset[str]:
     words = [word.removeprefix("--").partition("=")[0] for word in argv if word.startswith("--")]
     # The parser also accepts --learning-rate for --learning_rate, and --epochs for --num_train_epochs.
     return frozenset(actions[word].dest if word in actions else word for word in words)
-
-
-def _checked_recipe(options: Mapping, actions: Mapping, place: str) -> dict:
-    """Returns a recipe's options, with lists joined by commas where the option takes a single string.
-
-    Raises:
-        UserError: an option is unknown. The message begins with `place`, such as "recipe.yaml: ".
-    """
-    checked = {}
-    for key, value in options.items():
-        if key not in actions:
-            raise UserError(f"{place}unknown option {key!r}{_near(key, actions)}")
-        if isinstance(value, list) and actions[key].nargs is None:
-            value = ",".join(map(_word, value))
-        checked[key] = value
-    return checked
 
 
 def _near(name: str, actions: Mapping) -> str:
@@ -132,37 +115,25 @@ CONFIG = {"metavar": "FILE", "help": "YAML file or name of a recipe. Options on 
 
 
 def short_help(dataclass_types: Sequence[type], prog: str | None = None, description: str | None = None):
-    """Returns a parser that only prints `--help`, which lists only the common options of a training run.
+    """Returns a parser that only prints `--help`, which lists only the common options.
 
     The parser does not import `transformers`, which would take seconds.
     """
     usage = f"{prog or '%(prog)s'} [--OPTION VALUE ...]"
     parser = argparse.ArgumentParser(usage=usage, description=description, formatter_class=_Formatter, add_help=False)
     parser.add_argument_group("recipe").add_argument("--config", **CONFIG)
-    groups: dict[str, list] = {}
+    groups = {}
     for kind in dataclass_types:
-        for field in dataclasses.fields(kind):
-            declared = option_specs(kind).get(field.name)
-            if kind not in OF_A_RUN:
-                groups.setdefault("options", []).append(field)
-            elif declared is not None and declared.common:
-                groups.setdefault(declared.group, []).append(field)
-    for title, fields in groups.items():
-        group = parser.add_argument_group(title)
-        for field in fields:
-            text = field.metadata["help"].replace("%", "%%")
-            names = [f"--{field.name}", *field.metadata.get("aliases", ())]
-            group.add_argument(*names, default=field.default, metavar="VALUE", help=text)
-    if any("FULL" in vars(kind) for kind in dataclass_types):
-        parser.epilog = "--help_all lists all options, such as --resume_from_checkpoint and --hub_model_id."
+        for name, declared in option_specs(kind).items():
+            if declared.common:
+                if declared.group not in groups:
+                    groups[declared.group] = parser.add_argument_group(declared.group)
+                field = kind.__dataclass_fields__[name]
+                text = field.metadata["help"].replace("%", "%%")
+                names = [f"--{name}", *field.metadata.get("aliases", ())]
+                groups[declared.group].add_argument(*names, default=field.default, metavar="VALUE", help=text)
+    parser.epilog = "--help_all lists all options, such as --resume_from_checkpoint and --hub_model_id."
     return parser
-
-
-def whole(kind: type) -> type:
-    """Returns the dataclass to parse for `kind`: `SoftInfoNCETrainingArguments` for `TrainingOptions`, else `kind`."""
-    if "FULL" not in vars(kind):
-        return kind
-    return getattr(importlib.import_module("soft_trainer.options.training"), kind.FULL)
 
 
 @functools.cache
@@ -172,10 +143,13 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
     Args:
         settings: keyword arguments for `argparse.ArgumentParser`.
     """
-    from transformers import HfArgumentParser  # imports torch, and --help should not wait for it
+    # These import torch, and --help should not wait for it.
+    from transformers import HfArgumentParser
+
+    from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
     parser = HfArgumentParser(
-        tuple(map(whole, dataclass_types)),
+        [SoftInfoNCETrainingArguments if kind is TrainingOptions else kind for kind in dataclass_types],
         formatter_class=_Formatter,
         allow_abbrev=False,
         exit_on_error=False,

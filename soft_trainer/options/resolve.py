@@ -6,10 +6,6 @@ import multiprocessing
 from dataclasses import dataclass, fields
 
 from transformers import SchedulerType, TrainingArguments
-from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
-    get_available_reporting_integrations,
-)
 
 from soft_trainer.choices import COMPARE_CODES
 from soft_trainer.criterion import Criterion
@@ -17,14 +13,7 @@ from soft_trainer.encoders.encoding import parse_dims
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions, TrainingOptions
-from soft_trainer.options.option_spec import (
-    OptionSpec,
-    Values,
-    check_values,
-    effective_options,
-    option_specs,
-    unread_options,
-)
+from soft_trainer.options.option_spec import OptionSpec, check_values, option_specs
 from soft_trainer.references import NamedFunction, name_functions
 
 # Options that cannot be turned on, each with the reason.
@@ -89,29 +78,34 @@ class Plan:
         return self.batch_size
 
     @property
-    def effective_loss(self) -> dict[str, object]:
-        """The loss settings that have an effect, keyed by name."""
-        return effective_options(LossOptions, Values(self.criterion))
+    def unread(self) -> dict[str, str]:
+        """The options for the loss, batches and negatives that have no effect, each with the reason."""
+        reasons = self.criterion.unread
+        if self.train_sampling_strategy != "similar":
+            reasons["group_size"] = "it needs train_sampling_strategy=similar"
+        if not self.options.negatives_per_query:
+            reasons["negative_ratio"] = "negatives_per_query is not set"
+        return reasons
 
     @property
     def effective_batches(self) -> dict[str, object]:
         """The options for batches and negatives that have an effect, keyed by name."""
-        effective = effective_options(SoftInfoNCEOptions, Values(self.criterion, self.options, self))
-        found = {name: value for name, value in effective.items() if not hasattr(self.criterion, name)}
-        found.pop("teacher", None)  # it belongs to the loss
+        unread = self.unread
+        effective = {}
+        for name, declared in option_specs(self.options).items():
+            value = getattr(self.options, name)
+            of_batches = name not in unread and name != "teacher" and not hasattr(self.criterion, name)
+            if of_batches and (value != declared.default or name in ("group_size", "negative_ratio")):
+                effective[name] = value
         if self.options.false_negatives == "mask" and not self.criterion.can_exclude:
             name = self.criterion.loss.rpartition(":")[2]
-            found["false_negatives"] = f"not masked (`{name}` takes no negatives)"
-        return found
+            effective["false_negatives"] = f"not masked (`{name}` takes no negatives)"
+        return effective
 
     @property
     def masks_false_negatives(self) -> bool:
         """True if other relevant functions in a batch are excluded from a query's negatives."""
         return self.options.false_negatives != "ignore" and self.criterion.can_exclude
-
-    def unread(self, args: TrainingArguments) -> list[str]:
-        """Returns a warning for each training option that was set but has no effect."""
-        return unread_options([args], Values(self.criterion, self.options, self, args))
 
 
 def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:
@@ -127,9 +121,7 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
         UserError: an option cannot work. The message gives values that work.
     """
     check_options(args)
-    given = {}
-    if isinstance(args, SoftInfoNCEOptions):
-        given = {field.name: getattr(args, field.name) for field in fields(SoftInfoNCEOptions)}
+    given = {field.name: getattr(args, field.name, None) for field in fields(SoftInfoNCEOptions)}
     options = SoftInfoNCEOptions(**{name: value for name, value in given.items() if value is not None})
     loss = resolve_loss(options, estimator)
     return Plan(
@@ -215,31 +207,19 @@ def check_options(args: TrainingArguments) -> None:
     """Checks every option that can be checked without rows or an encoder.
 
     Raises:
-        UserError: a value is out of range, or an option is not supported. The message lists what works.
+        UserError: a value is out of range, an option is not supported or does not work on this machine, or options
+            contradict each other. The message lists what works.
     """
     # Plain `TrainingArguments` have some of these options.
-    check_values(args, option_specs(SoftInfoNCEOptions) | option_specs(TrainingOptions) | RANGES)
+    check_values(args, option_specs(TrainingOptions) | RANGES)
     accelerator = getattr(args, "accelerator_config", None)
     for options, owner, prefix in ((REFUSED, args, ""), (REFUSED_OF_ACCELERATOR, accelerator, "accelerator_config.")):
         for name, reason in options.items():
             value = getattr(owner, name, None)
             if value:
                 raise UserError(f"{prefix}{name}={value}: has no effect in this run; {reason}")
-    _check_together(args)
-
-
-def _check_together(args) -> None:
-    """Raises UserError if options contradict each other or do not work on this machine."""
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")
-    for name in args.report_to or ():
-        if name not in INTEGRATION_TO_CALLBACK:
-            raise UserError(f"report_to={name}: use none, all or one of {', '.join(INTEGRATION_TO_CALLBACK)}")
-        installed = [*get_available_reporting_integrations(), "flyte"]  # `transformers` does not look for flyte
-        if name not in installed:
-            raise UserError(
-                f"report_to={name}: {name} is not installed; run pip install {name}, or set report_to=none"
-            )
     parallelism = getattr(args, "parallelism_config", None)
     if any((getattr(parallelism, name, None) or 1) > 1 for name in SHARED_BATCH):
         raise UserError(
@@ -273,10 +253,6 @@ def _check_together(args) -> None:
     if args.dataloader_persistent_workers and not args.dataloader_num_workers:
         raise UserError(
             "dataloader_persistent_workers: there are no data workers; set dataloader_num_workers=2, for example"
-        )
-    if getattr(args, "early_stopping_patience", None) and args.eval_strategy == "no":
-        raise UserError(
-            "early_stopping_patience: needs evaluations during training; set eval_strategy=epoch, for example"
         )
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise UserError(

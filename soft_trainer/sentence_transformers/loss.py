@@ -28,8 +28,7 @@ from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
 from soft_trainer.estimators.scores import CrossEncoderEstimator
 from soft_trainer.options.defaults import check_teacher, teacher_settings
-from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
-from soft_trainer.options.option_spec import Values, effective_options
+from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.rows import LabelledRows, check_labels, columns_of
 from soft_trainer.terminal import print_on_main
@@ -183,8 +182,8 @@ class SoftInfoNCELoss(nn.Module):
         sizes = list(map(len, labels_of))
         if self.gather_across_devices:
             codes = distributed.gather_with_gradient(codes, [size * self.rows.codes.shape[1] for size in sizes])
-        places, targets = self._targets(labels_of, rank, codes.device)
-        return queries, codes[places], targets, sizes
+        positions, targets = self._targets(labels_of, rank, codes.device)
+        return queries, codes[positions], targets, sizes
 
     def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Separates the embeddings of this process's queries from the embeddings of its functions."""
@@ -217,7 +216,7 @@ class SoftInfoNCELoss(nn.Module):
             self._batch_checked = True  # a later batch may be the short last batch of an epoch
         targets, _ = self.target_maker.find_positives(rows, columns.code_rows, columns.positives)
         targets = targets.mapped(lambda tensor: tensor.to(device))
-        return columns.places.to(device), self.target_maker.add_weights(targets, rows, columns.code_rows)
+        return columns.positions.to(device), self.target_maker.add_weights(targets, rows, columns.code_rows)
 
     def _scores(self, queries: Tensor, codes: Tensor) -> Tensor:
         """Computes scaled similarities, Tensor[B, N], in full precision even under autocast."""
@@ -235,7 +234,7 @@ class SoftInfoNCELoss(nn.Module):
         """Returns the settings that affect the loss, for the model card."""
         return {
             "estimator": _name(self.estimator),
-            **effective_options(LossOptions, Values(self.criterion)),
+            **self.criterion.effective,
             "false_negatives": self.options.false_negatives,
             "scale": self.scale,
             "similarity_fct": similarity_fct_name(self.similarity_fct),

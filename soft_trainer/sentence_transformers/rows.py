@@ -139,14 +139,14 @@ class LabelledRows:
     def find(self, labels: Tensor) -> np.ndarray:
         """Returns the index of the training row with each label, int64[B]. Raises UserError for an unknown label."""
         given = labels.numpy(force=True)
-        places = np.searchsorted(self.labels, given).clip(max=len(self.labels) - 1)
-        unknown = self.labels[places] != given
+        entries = np.searchsorted(self.labels, given).clip(max=len(self.labels) - 1)
+        unknown = self.labels[entries] != given
         if unknown.any():
             raise UserError(
                 f"SoftInfoNCELoss: no row of the loss's train_dataset has label {given[unknown.argmax()]}. Pass the "
                 "same data set to the loss and the trainer, and create a separate loss for each data set"
             )
-        return self.first_rows[places]
+        return self.first_rows[entries]
 
 
 def check_labels(labels: Tensor | None, batch_size: int) -> None:
@@ -223,12 +223,12 @@ class Columns:
 
     Args:
         code_rows: int64[N], the corpus index of each column's code.
-        places: LongTensor[N], the position of each column's function in the encoded functions of all processes.
+        positions: LongTensor[N], the position of each column's function in the encoded functions of all processes.
         positives: LongTensor[B], the column of each query's positive.
     """
 
     code_rows: np.ndarray
-    places: Tensor
+    positions: Tensor
     positives: Tensor
 
 
@@ -240,7 +240,7 @@ def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int) ->
             functions of the rows come first, then the first negative of each row, then the second, and so on.
     """
     encoded = np.concatenate([table.codes[rows].T.reshape(-1) for rows in rows_of])
-    code_rows, places = np.unique(encoded, return_index=True)
+    code_rows, positions = np.unique(encoded, return_index=True)
     rows = rows_of[rank]
     positives = torch.from_numpy(np.searchsorted(code_rows, table.codes[rows, 0]))
-    return Columns(code_rows, torch.from_numpy(places), positives)
+    return Columns(code_rows, torch.from_numpy(positions), positives)

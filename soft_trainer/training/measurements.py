@@ -24,7 +24,7 @@ from soft_trainer.files import LISTED, PROFILE_FILE, write_results
 from soft_trainer.hub.model_card import write_model_card
 from soft_trainer.hub.push import written_files
 from soft_trainer.options.fields import CODESEARCHNET
-from soft_trainer.options.option_spec import Values, unread_options
+from soft_trainer.options.option_spec import unread_lines
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.record import draw_training, flat_results, trainer_record
 from soft_trainer.training.reporting import training_numbers
@@ -58,8 +58,9 @@ class Measurements(TrainerCallback):
         self._encoder_folder: str | None = None  # the folder of the encoder that was measured last
         self._ranks: dict[str, tuple] = {}  # the arguments of `save_ranks` for each file
         self.statistics = self._statistics()
-        for line in unread_options(trainer.options, Values(*trainer.options, trainer.args)):
-            print_on_main(line)
+        for options in trainer.options:
+            for line in unread_lines(options, options.unread):
+                print_on_main(line)
         trainer.pop_callback(Measurements)  # of an earlier training
         trainer.add_callback(self)
 

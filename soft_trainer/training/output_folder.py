@@ -322,7 +322,7 @@ def check_apart(output_dir: str | Path, options: Sequence) -> None:
     output = Path(output_dir).resolve()
     for reference in references(OF_A_RUN, option_values(*options)):
         for value in reference.values:
-            if reference.kind != "place" and os.path.exists(value) and Path(value).resolve().is_relative_to(output):
+            if reference.kind != "folder" and os.path.exists(value) and Path(value).resolve().is_relative_to(output):
                 raise UserError(
                     f"{reference.option}={value} is inside output_dir={output_dir}, so the run might replace it; set "
                     "another output_dir"

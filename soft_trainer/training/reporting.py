@@ -17,7 +17,8 @@ from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.defaults import LORA_RATE
-from soft_trainer.options.fields import SoftInfoNCEOptions
+from soft_trainer.options.fields import TrainingOptions
+from soft_trainer.options.option_spec import unread_lines
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
 
@@ -41,7 +42,7 @@ def loss_table(plan: Plan, estimator) -> dict[str, object]:
         loss["teacher"] = public_name(plan.options.teacher)
     if plan.dims:
         loss["dimensions"] = list(plan.dims)
-    return loss | plan.effective_loss
+    return loss | plan.criterion.effective
 
 
 def setup_table(
@@ -187,8 +188,10 @@ def banner(
 
 def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model: PreTrainedModel) -> list[str]:
     """Returns warnings about training settings that probably do not have the intended effect."""
-    warnings = plan.unread(args)
-    if not isinstance(args, SoftInfoNCEOptions) and plan.criterion.loss == "info_nce":
+    warnings = []
+    if isinstance(args, TrainingOptions):
+        warnings += unread_lines(args, plan.unread | args.unread)
+    elif plan.criterion.loss == "info_nce":
         warnings.append(
             f"{type(args).__name__} without an estimator train with InfoNCE, where SoftInfoNCETrainingArguments train "
             "with Soft-InfoNCE; pass these, or an estimator in callbacks"

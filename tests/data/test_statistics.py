@@ -5,7 +5,7 @@ from datasets import DatasetDict
 
 from soft_trainer.data.load import make_splits
 from soft_trainer.data.statistics import data_statistics, statistics_table
-from soft_trainer.options.fields import CODESEARCHNET, DataArguments
+from soft_trainer.options.fields import DataArguments
 
 # Table 6 of the paper: training, validation, test, codebase.
 PAPER = {
@@ -20,9 +20,8 @@ PAPER = {
 
 def test_a_language_may_be_in_capitals():
     arguments = DataArguments(language=" Ruby")
-    assert (arguments.language, arguments.languages, arguments.paper_language) == ("ruby", ["ruby"], "ruby")
-    assert "rows in the paper" in statistics_table({}, arguments.paper_language)
-    assert DataArguments(data_dir=CODESEARCHNET).paper_language is None  # its splits differ from the paper's
+    assert (arguments.language, arguments.languages) == ("ruby", ["ruby"])
+    assert "rows in the paper" in statistics_table({}, arguments.language)
 
 
 @pytest.fixture

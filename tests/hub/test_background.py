@@ -103,7 +103,7 @@ def test_a_data_set_of_ours_by_name_is_read_with_a_token(here, arguments, data_d
         load_hub(REPO, "python")
     monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
     assert same_rows(pushed_tables(load_data(named, EncoderProfile())), data)
-    assert named.paper_language is None and named.rows_name == REPO
+    assert named.rows_name == REPO
     with refused("ann/rows: train has no rows in go, only in python"):
         load_hub(REPO, "go")
 

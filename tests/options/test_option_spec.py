@@ -1,4 +1,4 @@
-"""Options of several objects are looked up together, and references to files are found in them."""
+"""Values of options are checked, and references to files are found in them."""
 
 import pytest
 from refusals import refused
@@ -6,13 +6,8 @@ from refusals import refused
 from soft_trainer import SoftInfoNCETrainingArguments
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import OptionSpec, Values, option_specs, references
+from soft_trainer.options.option_spec import option_specs, references
 from soft_trainer.options.resolve import resolve
-
-
-def test_the_values_of_several_objects():
-    values = Values(OptionSpec(least=1), OptionSpec(least=2))
-    assert values.least == 1 and not hasattr(values, "unknown")
 
 
 def test_references_are_in_parts_only_if_the_option_takes_several():
@@ -62,7 +57,7 @@ def test_the_annotations_say_which_options_are_booleans():
 
 
 @pytest.mark.parametrize("name", ["query_length", "code_length", "score_scale", "pooling", "query_prompt"])
-def test_an_option_of_the_encoder_names_its_place_in_python(name):
+def test_an_option_of_the_encoder_says_where_to_set_it_in_python(name):
     with refused(f"{name}: not a training argument", f"SoftInfoNCETrainer(..., encoder={{'{name}': VALUE}})"):
         SoftInfoNCETrainingArguments(**{name: 8})
 

@@ -87,11 +87,11 @@ def test_a_recipe_sets_options(recipe, text, colours, sizes):
     assert read("--config", recipe(text)) == (colours, sizes)
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_the_command_line_wins_wherever_the_recipe_is_named(recipe, place):
+@pytest.mark.parametrize("position", [0, 1])
+def test_the_command_line_wins_wherever_the_recipe_is_named(recipe, position):
     words = [["--width", "9", "--frame", "false"], [f"--config={recipe('width: 7')}"]]
     recipe("width: 7\nink: red\nframe: true\n")
-    colours, sizes = read(*words[place], *words[1 - place])
+    colours, sizes = read(*words[position], *words[1 - position])
     assert (colours.ink, sizes.width, sizes.frame) == ("red", 9, False)
 
 

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from soft_trainer.choices import LOSSES, WEIGHTINGS, WITHOUT_ESTIMATOR
-from soft_trainer.criterion import Criterion
-from soft_trainer.options import conditions
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import option_specs
@@ -52,25 +49,4 @@ def test_the_page_has_every_option_once():
     others = {field.name for field in dataclasses.fields(SoftInfoNCETrainingArguments) if field.init} - set(names)
     assert not [name for name in others if page.count(f"\n| `{name}` |") != 1]
     assert "\n| `learning_rate`, `lr` | Peak learning rate" in page
-    assert "Applies only with `cancel=ratio`." in page
-
-
-@pytest.mark.parametrize("name", ["alpha", "beta", "floor", "temperature", "margin", "infonce_weight", "kl_weight"])
-def test_the_condition_in_words_is_the_condition(name):
-    """The losses and weightings that read an option are those that the condition's text `when` describes."""
-    condition = option_specs(SoftInfoNCETrainingArguments)[name].applies_if
-    readers = {
-        (loss, weighting)
-        for loss in LOSSES
-        for weighting in WEIGHTINGS
-        if condition.holds(Criterion(loss=loss, weighting=weighting))
-    }
-    expected = {
-        conditions.LINEAR: {("soft_info_nce", "linear")},
-        conditions.POSITIVE_AWARE: {("soft_info_nce", "positive_aware")},
-        conditions.SIMILARITIES: {
-            (loss, each) for loss in LOSSES if loss not in WITHOUT_ESTIMATOR for each in WEIGHTINGS
-        },
-        conditions.KL: {("kl_regularization", each) for each in WEIGHTINGS},
-    }
-    assert readers == expected[condition.when]
+    assert "| `cancel_ratio` | `cancel=ratio`: negatives" in page

@@ -17,8 +17,14 @@ from packaging.version import Version
 from refusals import refused
 from transformers import Trainer, TrainingArguments
 
+from soft_trainer import BM25Estimator
+from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.files import check_writable
-from soft_trainer.options.resolve import REFUSED, check_options
+from soft_trainer.options.fields import DataArguments, EstimatorOptions
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.option_spec import OptionSpec, option_specs
+from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
+from soft_trainer.options.resolve import RANGES, REFUSED, check_options, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 TESTS = Path(__file__).parents[1]
@@ -107,7 +113,7 @@ ARGUMENTS = {
         "test_an_own_collator_makes_the_inputs_of_both_sides": "data_collator",
     },
 }
-# Options of which some values are refused, as tests/test_bad_inputs.py shows.
+# Options of which some values are refused: see MISTAKES.
 REFUSED_VALUES = {"dataloader_persistent_workers", "accelerator_config", "fp16", "report_to"}
 # Options for batch-wise evaluation, labels, tokens and kernels of other models. Nothing here reads them.
 UNREAD = """
@@ -187,6 +193,82 @@ def test_a_comment_or_a_docstring_gives_nothing():
         train(learning_rate=1, **TABLE)"""
     table = ast.parse("{'eval_steps': 2}", mode="eval")
     assert given_in(ast.parse(code), {"TABLE": table}) == {"learning_rate", None, "eval_steps"}
+
+
+# ---- Values ----
+
+
+def outside(spec: OptionSpec) -> list:
+    """Returns values outside an option's range or choices."""
+    values = [limit + step for limit, step in ((spec.least, -1), (spec.most, 1)) if limit is not None]
+    values += [limit for limit in (spec.above, spec.below) if limit is not None]
+    if spec.choices:
+        values += ["nothing such", 3]
+    if spec.choices or spec.of_estimator is not None or spec.range != "a finite number":
+        values.append(float("nan"))
+    return values
+
+
+def test_every_declared_limit_is_checked():
+    declared = dict(RANGES)
+    for kind in (ModelArguments, DataArguments, SoftInfoNCETrainingArguments):
+        declared |= option_specs(kind)
+    for name, spec in declared.items():
+        for value in outside(spec):
+            with refused(f"{name}={value!r}: "):
+                spec.checked(name, value)
+
+
+# Options of the command line that are refused before any row is read, with a part of the message.
+MISTAKES = [
+    # One row for each class that declares options, and for those of transformers.
+    ({"max_train_rows": 0}, "max_train_rows=0: must be 1 or more"),
+    ({"lora_r": 0}, "lora_r=0: must be 1 or more"),
+    ({"seed": -1}, "seed=-1: must be 0 or more"),
+    ({"adam_beta1": -1}, "adam_beta1=-1.0: must be from 0 to below 1"),
+    ({"score_scale": "nan"}, "score_scale=nan: must be a finite number"),
+    ({"dataloader_num_workers": -7}, "dataloader_num_workers=-7: must be -1 (chosen by the device), 0 or more"),
+    ({"matryoshka_dims": "16,0"}, "matryoshka_dims=16,0: expected distinct, comma-separated whole numbers above 0"),
+    ({"matryoshka_dims": "16,16"}, "matryoshka_dims=16,16: expected distinct"),
+    ({"lr_scheduler_kwargs": "{two"}, "lr_scheduler_kwargs={two: not valid JSON"),
+    # Options that need another one.
+    ({"lora_alpha": 8}, "lora_alpha: has no effect without lora_r"),
+    ({"lora_target_modules": "query"}, "lora_target_modules: has no effect without lora_r"),
+    ({"from_scratch": "32x1", "model": "a"}, "from_scratch and model_name_or_path: set only one of them"),
+    ({"from_scratch": "32x1", "lora_r": 4}, "lora_r: an encoder from scratch has no trained weights to freeze"),
+    ({"from_scratch": "32x1", "dtype": "float32"}, "dtype and attn_implementation do not apply with from_scratch"),
+    ({"save_strategy": "best"}, "save_strategy=best: needs an evaluation"),
+    ({"fp16": True}, "fp16 needs a GPU"),
+    ({"eval_strategy": "epoch", "lr_scheduler_type": "reduce_lr_on_plateau"}, '{"mode": "max"}'),
+    ({"accelerator_config": '{"split_batches": true}'}, "accelerator_config.split_batches=True: has no effect"),
+    # Errors of libraries.
+    ({"accelerator_config": "nowhere.json"}, "nowhere.json"),
+    ({"tf32": True}, "--tf32 requires Ampere"),
+    ({"fp16": True, "bf16": True}, "At most one of fp16 and bf16"),
+    ({"logging_steps": 0}, "requires non-zero --logging_steps"),
+    ({"dataloader_num_workers": 0, "dataloader_prefetch_factor": 2}, "--dataloader_prefetch_factor can only be set"),
+    ({"optim": "adam"}, "argument --optim"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES, ids=str)
+def test_a_mistake_in_options_is_refused_before_rows_are_read(options, message, tmp_path):
+    with refused(message):
+        *_, args = parse(OF_A_RUN, as_argv({"use_cpu": True, "output_dir": str(tmp_path)} | options))
+        resolve(args, BM25Estimator())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"estimator": "json:JSONDecoder"}, "the class has no method fit; an estimator needs fit and similarity"),
+        ({"estimator": "os:getcwd"}, "the class has no method fit"),
+        ({"estimator": "trained_model"}, "estimator=trained_model: set estimator_model to a folder or a Hub name"),
+    ],
+)
+def test_an_estimator_that_cannot_be_made(options, message):
+    with refused(message):
+        choose_estimator(EstimatorOptions(**options))
 
 
 OTHER_VALUES = {

@@ -95,7 +95,7 @@ def test_settings_without_an_effect_are_not_named(tmp_path):
     args = args_of(tmp_path, kl_weight=2.0, cancel="top_k", group_size=4, negatives_per_query=2)
     plan = resolve(args, BM25Estimator())
     expected = {"loss": "soft_info_nce", "alpha": 1.5, "beta": 0.5, "temperature": 1.0, "floor": 0.1}
-    assert plan.effective_loss == expected | {"cancel": "top_k", "cancel_k": 3}
+    assert plan.criterion.effective == expected | {"cancel": "top_k", "cancel_k": 3}
     assert plan.effective_batches == {"negatives_per_query": 2, "negative_ratio": 0.95}
 
 

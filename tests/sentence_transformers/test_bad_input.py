@@ -53,7 +53,7 @@ def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, da
         (BM25Estimator(), {"weighting": "eq5"}, "weighting='eq5': use one of linear, positive_aware"),
         (BM25Estimator(), {"aplha": 1.0}, "SoftInfoNCELoss has no option aplha; use scale, similarity_fct, "),
         (BM25Estimator(), {"negatives_per_query": 1}, "SoftInfoNCELoss has no option negatives_per_query"),
-        (BM25Estimator(), {"alpha": -1.0}, "alpha=-1: must be 0 or more"),
+        (BM25Estimator(), {"alpha": -1.0}, "alpha=-1.0: must be 0 or more"),
         (BM25Estimator(), {"false_negatives": "drop"}, "false_negatives='drop': use one of mask, positives, ignore"),
         (BM25Estimator(), {"scale": 0}, "scale=0: must be above 0"),
         (None, {"loss": "soft_info_nce"}, "loss=soft_info_nce needs an estimator"),
