@@ -660,6 +660,15 @@ class SoftInfoNCETrainer(SavingTrainer):
             remove_rolling(self.args.output_dir)
         return output._replace(training_loss=output.metrics["train_loss"])
 
+    def set_initial_training_values(self, args, dataloader) -> tuple:
+        """Returns the lengths of training. After an early stop at the checkpoint, no epoch remains."""
+        epochs, *others = super().set_initial_training_values(args, dataloader)
+        if not self.ongoing.stopped_early:
+            return epochs, *others
+        print_on_main("early stopping has ended this training")
+        self.ongoing.contexts.callback(lambda: setattr(self.state, "num_train_epochs", epochs))
+        return 0, *others
+
     def _stop(self) -> None:
         """After Ctrl-C or SIGTERM, saves a checkpoint of the last step if needed, then raises the exception."""
         step = self.state.global_step
