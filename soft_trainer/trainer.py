@@ -87,8 +87,8 @@ from soft_trainer.training.output_folder import (
     OutputFolder,
     check_named,
     compared,
+    continued,
     remove_rolling,
-    warn_of_changes,
 )
 from soft_trainer.training.prepared_rows import prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
@@ -721,8 +721,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.prepare_rows()
         fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
         preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
-        self.run_fingerprint = compared(lambda: self.run_fingerprint | fitted, checkpoint)
-        warn_of_changes(self.run_fingerprint, checkpoint)
+        self.run_fingerprint = continued(compared(lambda: self.run_fingerprint | fitted, checkpoint), checkpoint)
         if self.report is not None and not self.report.ranks_before:
             self.report.measure("untrained")
 

@@ -25,7 +25,7 @@ from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.training import AFFECT_CHOICES, AFFECT_NOTHING, SoftInfoNCETrainingArguments
-from soft_trainer.training.output_folder import mark_complete, warn_of_changes
+from soft_trainer.training.output_folder import continued, mark_complete
 from soft_trainer.training.run_fingerprint import (
     MAY_CHANGE,
     MAY_CHANGE_ON_RESUME,
@@ -383,7 +383,7 @@ def test_resuming_names_what_is_compared_by_name_only(own, trainer_of, tmp_path,
     options = {"estimator": own.Estimator([]), "arguments": {"data_collator": own.collate}}
     found = fingerprint_of(trainer_of(loss="own_losses:info_nce", **options))
     mark_complete(tmp_path / "checkpoint-1", found)
-    warn_of_changes(found | {"versions": {"torch": "1.0"}}, str(tmp_path / "checkpoint-1"))
+    continued(found | {"versions": {"torch": "1.0"}}, str(tmp_path / "checkpoint-1"))
     said = capsys.readouterr().err
     for name in ("own_losses:info_nce", "own_module:Estimator", "own_module:collate"):
         assert f"{name} is compared by name only" in said
