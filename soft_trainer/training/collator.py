@@ -86,7 +86,7 @@ class PairCollator:
         if self.collate.packs and self.largest is None:
             return self._joined(texts, spare)
         inputs = []
-        places = []
+        positions = []
         done = 0
         for side in SIDES:
             items = texts[side]
@@ -96,8 +96,8 @@ class PairCollator:
                 done += max(len(rows), 1)
                 of_pass = [items[row] for row in rows] or [spare[side]]
                 inputs.append(self.collate(of_pass, self.prompt_lengths[side], self.limits[side]))
-            places.append(torch.from_numpy(found))
-        return Inputs(inputs, *places)
+            positions.append(torch.from_numpy(found))
+        return Inputs(inputs, *positions)
 
     def _joined(self, texts: Mapping[str, Sequence], spare: Mapping[str, object]) -> Inputs:
         """Collates a batch into one pass, queries first."""

@@ -331,7 +331,7 @@ def first_encoder(
 
     Args:
         model: see `starting_encoder`. None if `model_init` creates it.
-        arguments: the keyword arguments for `Trainer`, which are changed in place.
+        arguments: the keyword arguments for `Trainer`, which are changed.
 
     Raises:
         UserError: an argument is invalid or unsupported. The message suggests an alternative.

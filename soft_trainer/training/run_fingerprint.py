@@ -204,8 +204,8 @@ def _content(reference: Reference, languages: Sequence[str]) -> str | list[str]:
     """Returns the hash or name of what an option refers to, or a list for several sources or languages."""
     found = []
     for value in reference.values:
-        for place in dict.fromkeys(value.replace("{language}", language.strip()) for language in languages):
-            found.append(content_of(reference.kind, place))
+        for name in dict.fromkeys(value.replace("{language}", language.strip()) for language in languages):
+            found.append(content_of(reference.kind, name))
     return found[0] if len(found) == 1 else found
 
 

@@ -130,12 +130,12 @@ class GlobalBatchSampler(BatchSampler):
 
     def _no_duplicates(self, generator: np.random.Generator) -> Iterator[list[int]]:
         """Yields random batches without repeated query or code texts. Rows that fit into no batch are skipped."""
-        places = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
+        capacity = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
         texts_of = shared_texts(self.text_ids)
         order = generator.permutation(self.rows).tolist()
-        batches = _placed_apart([row for row in order if row in texts_of], texts_of, places, generator)
+        batches = _apart([row for row in order if row in texts_of], texts_of, capacity, generator)
         others = [row for row in order if row not in texts_of]
-        free = np.repeat(np.arange(len(places)), places - [len(batch) for batch in batches])
+        free = np.repeat(np.arange(len(capacity)), capacity - [len(batch) for batch in batches])
         for row, batch in zip(others, generator.permutation(free).tolist(), strict=False):
             batches[batch].append(row)
         return (generator.permutation(batch).tolist() for batch in batches)
@@ -160,28 +160,28 @@ class GlobalBatchSampler(BatchSampler):
 
 
 def _shuffled(batches: list[list[int]], generator: np.random.Generator) -> Iterator[list[int]]:
-    return (batches[place] for place in generator.permutation(len(batches)))
+    return (batches[index] for index in generator.permutation(len(batches)))
 
 
-def _placed_apart(
-    rows: Sequence[int], texts_of: Mapping[int, set], places: np.ndarray, generator: np.random.Generator
+def _apart(
+    rows: Sequence[int], texts_of: Mapping[int, set], capacity: np.ndarray, generator: np.random.Generator
 ) -> list[list[int]]:
     """Assigns each row to a random batch that has room and contains none of the row's texts, in linear time.
 
     Args:
         rows: the rows to assign.
         texts_of: the ids of each row's texts.
-        places: the number of rows that fit into each batch.
+        capacity: the number of rows that fit into each batch.
 
     Returns:
         The rows of each batch. A row that fits into no batch is skipped.
     """
-    batches: list[list[int]] = [[] for _ in places]
-    texts_in: list[set] = [set() for _ in places]
+    batches: list[list[int]] = [[] for _ in capacity]
+    texts_in: list[set] = [set() for _ in capacity]
     held: Counter = Counter()  # the number of batches that contain a text
-    room = places.tolist()
-    with_room = list(range(len(places)))
-    place_of = with_room.copy()  # the position of a batch in `with_room`
+    room = capacity.tolist()
+    with_room = list(range(len(capacity)))
+    index_of = with_room.copy()  # the position of a batch in `with_room`
     without: dict[object, list[int]] = {}  # for a common text, the batches that lack it
     for row in rows:
         texts = texts_of[row]
@@ -203,8 +203,8 @@ def _placed_apart(
         if not room[batch]:
             last = with_room.pop()
             if last != batch:
-                with_room[place_of[batch]] = last
-                place_of[last] = place_of[batch]
+                with_room[index_of[batch]] = last
+                index_of[last] = index_of[batch]
     return batches
 
 

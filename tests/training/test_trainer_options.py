@@ -504,9 +504,9 @@ def test_a_split_of_several_codes_and_queries_trains(trainer_of, dataset):
     assert trainer.train_split is split and len(trainer.train_dataset) == 15
     (batch,) = trainer.get_train_dataloader()
     right = {(query, code) for query, code in pairs.tolist()}
-    for place, query in enumerate(batch.query_rows.tolist()):
-        answers = batch.targets.extra_positives[place].clone()
-        answers[batch.targets.positives[place]] = True
+    for row, query in enumerate(batch.query_rows.tolist()):
+        answers = batch.targets.extra_positives[row].clone()
+        answers[batch.targets.positives[row]] = True
         expected = [(query, code) in right for code in batch.code_rows.tolist()]
         assert answers.tolist() == expected
     trainer.train()
