@@ -213,7 +213,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.eval_dataset = eval_dataset
         self.compute_metrics = kwargs.get("compute_metrics")
         starting.check(getattr(args, "merge_lora", False), self.estimator)
-        self.plan: Plan = self._make_plan()
+        self.plan: Plan = preflight.make_plan(self)
         check_named(args.resume_from_checkpoint)
         self._content_before: dict[str, object] = {}
         if getattr(args, "report", False) and not options:
@@ -306,15 +306,9 @@ class SoftInfoNCETrainer(SavingTrainer):
         if not self.args.auto_find_batch_size:  # otherwise, `Trainer` may have found a smaller one
             self._train_batch_size = self.args.train_batch_size
         if self._settings() != self._resolved:
-            self.plan = self._make_plan()
+            self.plan = preflight.make_plan(self)
             self._use_plan()
             self._resolved = self._settings()
-
-    def _make_plan(self) -> Plan:
-        """Returns the plan of the current settings, checked against the rows and the encoder."""
-        settings = self.args, self.estimator, self._train_batch_size
-        own_metrics = self.compute_metrics is not None
-        return preflight.make_plan(*settings, self.starting, self.train_split, self.eval_dataset, own_metrics)
 
     def _settings(self) -> tuple:
         """Returns everything that the plan and its checks depend on and that may change after the constructor."""
@@ -415,24 +409,21 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self.ongoing.prepared is None:
             self.prepare_rows()
         split = self.train_split
-        plan = self.plan
+        maker = self.target_maker
+        if not self.criterion.needs_similarity or not getattr(self.estimator, "in_workers", False):
+            # Workers that cannot ask the estimator must not pickle it. `_prepare_inputs` asks it once per step.
+            maker = dataclasses.replace(maker, estimator=None)
         rank, world_size = distributed.rank_and_world_size()
         return TrainBatches(
             {"query": self._tokens(split.queries, "query"), "code": self._tokens(split.corpus, "code")},
             split.judgments.pairs(),
             self.data_collator,
-            # Workers that cannot ask the estimator must not pickle it. `_prepare_inputs` asks it once per step.
-            self.target_maker if self._workers_ask else dataclasses.replace(self.target_maker, estimator=None),
-            gather=plan.gathers,
+            maker,
+            gather=self.plan.gathers,
             hard_negatives=self.ongoing.prepared.negatives,
             rank=rank,
             world_size=world_size,
         )
-
-    @property
-    def _workers_ask(self) -> bool:
-        """True if data workers may ask the estimator for similarities, False if only this process may."""
-        return self.criterion.needs_similarity and getattr(self.estimator, "in_workers", False)
 
     @property
     def target_maker(self) -> TargetMaker:
@@ -574,7 +565,12 @@ class SoftInfoNCETrainer(SavingTrainer):
                 raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
             with self.opened(resume_from_checkpoint) as folder:
                 if folder.done:
-                    return self._already_done()
+                    # An earlier process has trained the encoder.
+                    code = self.starting.trust_remote_code
+                    model = load_model(self.args.output_dir, self.encoder, trust_remote_code=code)
+                    self.model = self.model_wrapped = model.to(self.args.device)
+                    print_on_main(f"{self.args.output_dir}: already done; overwrite=true trains again")
+                    return TrainOutput(0, 0.0, {})
                 if not reports:
                     self.report = None
                 elif self.report is None or folder.checkpoint is None or self.state.global_step == 0:
@@ -622,13 +618,6 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.report.measure(system, self.args.lexical, top_k)
             finish(self.report)
         return self.report
-
-    def _already_done(self) -> TrainOutput:
-        """Makes the encoder in the output folder this trainer's encoder, because an earlier process has trained it."""
-        model = load_model(self.args.output_dir, self.encoder, trust_remote_code=self.starting.trust_remote_code)
-        self.model = self.model_wrapped = model.to(self.args.device)
-        print_on_main(f"{self.args.output_dir}: already done; overwrite=true trains again")
-        return TrainOutput(0, 0.0, {})
 
     def _train(self, checkpoint: str | None, trial, **kwargs) -> TrainOutput:
         """Trains, from a checkpoint if there is one."""
@@ -887,13 +876,13 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     # ---- Checkpoints ----
 
-    def check_finite(self) -> None:
-        """Raises NotFiniteError if the loss or the gradient became NaN or infinite."""
-        self.ongoing.guard.check()
-
     def losses(self) -> float:
-        """Returns the sum of the losses of all steps so far, which every process calls. Raises NotFiniteError."""
-        self.check_finite()
+        """Returns the sum of the losses of all steps so far. Every process calls this method.
+
+        Raises:
+            NotFiniteError: the loss or the gradient became NaN or infinite.
+        """
+        self.ongoing.guard.check()
         return fmean(distributed.gather_numbers(self.ongoing.guard.total))
 
     def save_rolling_checkpoint(self) -> None:

@@ -38,6 +38,7 @@ class Inputs:
     codes: Tensor
 
 
+@dataclass
 class PairCollator:
     """Makes the model inputs of a batch.
 
@@ -49,19 +50,11 @@ class PairCollator:
         pieces: the minimum number of padded passes for the queries, and for the functions.
     """
 
-    def __init__(
-        self,
-        collate: Collator,
-        limits: Mapping[str, int],
-        prompt_lengths: Mapping[str, int],
-        largest: int | None = None,
-        pieces: int = 1,
-    ):
-        self.collate = collate
-        self.limits = limits
-        self.prompt_lengths = prompt_lengths
-        self.largest = largest
-        self.pieces = pieces
+    collate: Collator
+    limits: Mapping[str, int]
+    prompt_lengths: Mapping[str, int]
+    largest: int | None = None
+    pieces: int = 1
 
     def count(self, texts: int) -> int:
         """Returns the number of passes for the queries or the functions of a batch."""

@@ -474,30 +474,28 @@ def compared(fingerprint: Callable[[], Mapping], checkpoint: str | None) -> dict
     """
 
     def compare() -> dict[str, object]:
-        found = plain_settings(fingerprint())
-        if checkpoint:
-            _check_same_run(checkpoint, found)
-        return found
+        now = plain_settings(fingerprint())
+        if checkpoint is None:
+            return now
+        marker = read_json(Path(checkpoint) / MARKER)
+        if marker["weights only"]:
+            raise UserError(
+                f"{checkpoint}: contains only weights (save_only_model), so training cannot resume from it"
+            )
+        then = marker[DEPENDS_ON]
+        if (then.get("precision"), now.get("precision")) == ("no", "bf16"):
+            raise UserError(
+                f"{checkpoint}: was trained in float32, and this run would train in bf16; resume with --bf16 false"
+            )
+        if changed := changes(then, now, MAY_CHANGE_ON_RESUME):
+            raise UserError(
+                f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings, and with at "
+                "least its original length, because the learning rate depends on it; overwrite=true without "
+                "resume_from_checkpoint starts a new run"
+            )
+        return now
 
     return distributed.on_main(compare)
-
-
-def _check_same_run(checkpoint: str, now: Mapping) -> None:
-    """Raises UserError if training cannot resume from a checkpoint."""
-    marker = read_json(Path(checkpoint) / MARKER)
-    if marker["weights only"]:
-        raise UserError(f"{checkpoint}: contains only weights (save_only_model), so training cannot resume from it")
-    then = marker[DEPENDS_ON]
-    if (then.get("precision"), now.get("precision")) == ("no", "bf16"):
-        raise UserError(
-            f"{checkpoint}: was trained in float32, and this run would train in bf16; resume with --bf16 false"
-        )
-    if changed := changes(then, now, MAY_CHANGE_ON_RESUME):
-        raise UserError(
-            f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings, and with at least "
-            "its original length, because the learning rate depends on it; overwrite=true without "
-            "resume_from_checkpoint starts a new run"
-        )
 
 
 def continued(fingerprint: Mapping, checkpoint: str | None) -> Mapping:

@@ -121,8 +121,7 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
 
     Args:
         options: the dataclass instances with the options. One of them has the training arguments.
-        metrics_choose: True if evaluation metrics affect the weights in a way that the options don't show, such as
-            through an early-stopping callback.
+        metrics_choose: True if evaluation metrics select the final weights, stop training or change the learning rate.
     """
     values = option_values(*options)
     (args,) = (part for part in options if isinstance(part, TrainingArguments))
@@ -132,11 +131,10 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
         "precision": args.mixed_precision,
         "versions": environment(),
     }
-    chosen = metrics_choose or choose_by_metrics(args)
     defaults = _defaults()
     for name, value in plain_settings(values).items():
         if name in AFFECT_CHOICES:
-            counts = chosen
+            counts = metrics_choose
         else:
             counts = affects_results(name) and _or_none(value) != defaults.get(name)
         if counts:
@@ -151,11 +149,8 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
 
 
 def choose_by_metrics(args: TrainingArguments) -> bool:
-    """Returns True if evaluation metrics select the final weights, stop training or change the learning rate."""
-    if getattr(args, "early_stopping_patience", None):
-        return True
-    schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    return args.load_best_model_at_end or schedule in FALLING
+    """Returns True if options let evaluation metrics select the final weights or change the learning rate."""
+    return args.load_best_model_at_end or args.lr_scheduler_type in FALLING
 
 
 @functools.cache

@@ -8,7 +8,6 @@ from pathlib import Path
 from transformers import Trainer
 
 from soft_trainer.data.trained_rows import write_trained_rows
-from soft_trainer.encoders.adapters import plain_encoder
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.files import reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
@@ -38,10 +37,6 @@ class SavingTrainer(Trainer):
             export_encoder(model, self.processing_class, profile, folder, state_dict, merge=merge)
             settings = json.dumps(self.args.to_dict(), indent=2, default=str)
             write_text(Path(folder) / "training_args.json", settings + "\n")
-
-    def call_model_init(self, trial=None):
-        """Creates the encoder for a trial with `model_init`, and unwraps it if it is a `PeftModel`."""
-        return plain_encoder(super().call_model_init(trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the encoder with its tokenizer, profile and model card. Unlike `Trainer.save_model`, never pushes."""

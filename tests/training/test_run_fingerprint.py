@@ -32,6 +32,7 @@ from soft_trainer.training.run_fingerprint import (
     MAY_CHANGE_ON_RESUME,
     affects_results,
     changes,
+    choose_by_metrics,
     run_fingerprint,
     splits_hash,
 )
@@ -98,7 +99,8 @@ def parts_of(**options) -> tuple:
 
 def command(**options) -> dict:
     """Returns the fingerprint of a command."""
-    return run_fingerprint(*parts_of(**options))
+    parts = parts_of(**options)
+    return run_fingerprint(*parts, metrics_choose=choose_by_metrics(parts[-1]))
 
 
 def check(lines: list[str], expected: list[str]) -> None:
