@@ -384,9 +384,7 @@ def test_the_same_command_after_an_interruption_continues(script, data_dir, tmp_
     def state(folder):
         return json.loads((folder / "all_results.json").read_text())
 
-    run = TINY | {"data_dir": data_dir, "max_steps": 4, "save_steps": 2}
-    assert script(**run, output_dir=tmp_path / "whole")[0] == 0
-    with monkeypatch.context() as patch:
+    def interrupted(**options):
         step = SoftInfoNCETrainer.training_step
 
         def fail(self, *args, **kwargs):
@@ -394,15 +392,24 @@ def test_the_same_command_after_an_interruption_continues(script, data_dir, tmp_
                 raise KeyboardInterrupt
             return step(self, *args, **kwargs)
 
-        patch.setattr(SoftInfoNCETrainer, "training_step", fail)
-        script(**run, output_dir=tmp_path / "out")
+        with monkeypatch.context() as patch:
+            patch.setattr(SoftInfoNCETrainer, "training_step", fail)
+            assert script(**run | options, output_dir=tmp_path / "out")[0] == 130
+
+    run = TINY | {"data_dir": data_dir, "max_steps": 4, "save_steps": 2}
+    assert script(**run, output_dir=tmp_path / "whole")[0] == 0
+    interrupted()
     assert not (tmp_path / "out" / "run.json").exists() and not list((tmp_path / "out").glob("ranks-*"))
     code, said = script(**run | {"seed": 7}, output_dir=tmp_path / "out")
     assert code == 2 and "seed was 42, is now 7" in said[-1]
-    code, said = script(**run, output_dir=tmp_path / "out")
-    assert code == 0, said
     checkpoint = tmp_path / "out" / "checkpoint-2"
-    assert any(f"Continuing from {checkpoint}; overwrite=true starts from the beginning" in line for line in said)
+    for again in (False, True):
+        if again:
+            interrupted(overwrite=True)
+        code, said = script(**run, output_dir=tmp_path / "out")
+        assert code == 0, said
+        assert any(f"Continuing from {checkpoint}; overwrite=true starts from the beginning" in line for line in said)
+    assert "already done" in script(**run, output_dir=tmp_path / "out")[1][-1]
     for name, tensor in load_file(tmp_path / "whole" / "model.safetensors").items():
         assert (load_file(tmp_path / "out" / "model.safetensors")[name] == tensor).all(), name
     assert state(tmp_path / "out")["train_loss"] == pytest.approx(state(tmp_path / "whole")["train_loss"], rel=1e-6)
