@@ -94,6 +94,7 @@ from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
 from soft_trainer.training.ongoing import Training
 from soft_trainer.training.output_folder import (
+    UNFINISHED,
     OutputFolder,
     check_named,
     compared,
@@ -161,7 +162,6 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     # InfoNCE is a mean over a batch: without this, accumulation would log a multiple of the loss.
     loss_is_scaled_for_ga = False
-    _is_saving_checkpoint = False  # checkpoints keep adapters unmerged, so that a resumed run is exact
     _train_batch_size: int | None = None  # known once `Trainer` has its arguments
 
     def __init__(
@@ -318,7 +318,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Makes the collator that the plan needs, and checks the plan against the rows and the encoder."""
         exclude_unknown_token(self.model, self.processing_class)
         self._decide_passes()
-        prompts = self.prompt_lengths
+        prompts = {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
         if self._collates:
             self.data_collator = PairCollator(
                 collator_of(self.passes, self.processing_class.pad_token_id, self.args.device),
@@ -434,11 +434,6 @@ class SoftInfoNCETrainer(SavingTrainer):
         keeps = false_negatives == "positives"
         sends_float32 = self.args.device.type != "cpu"
         return TargetMaker(self.criterion, self.estimator, relevant, keeps, rows.without_query, sends_float32)
-
-    @property
-    def prompt_lengths(self) -> dict[str, int]:
-        """The number of leading prompt tokens that pooling skips, keyed by "query" and "code"."""
-        return {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
 
     # ---- The step ----
 
@@ -981,12 +976,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         limit = self.args.save_total_limit
         self.args.save_total_limit = None
-        self._is_saving_checkpoint = True
         try:
             with saving_checkpoint(folder):
                 super()._save_checkpoint(model, trial)
         finally:
-            self._is_saving_checkpoint = False
             self.args.save_total_limit = limit
         distributed.barrier()
         if self.args.should_save:
@@ -994,13 +987,14 @@ class SoftInfoNCETrainer(SavingTrainer):
             rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Saves the encoder with its tokenizer and profile. In a checkpoint, an adapter always stays unmerged.
+        """Saves the encoder, its tokenizer and profile. With FSDP and DeepSpeed, only this method gets the weights.
 
-        With FSDP and DeepSpeed, only this method gets the weights.
+        In a checkpoint, an adapter always stays unmerged, so that a resumed run is exact.
         """
         if self.args.should_save:
-            merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
-            self.export(output_dir or self.args.output_dir, state_dict, merge)
+            folder = Path(output_dir or self.args.output_dir)
+            merge = getattr(self.args, "merge_lora", False) and not (folder / UNFINISHED).exists()
+            self.export(folder, state_dict, merge)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         """Loads the weights or the adapter of a checkpoint. `Trainer` can load an adapter only into a `PeftModel`."""
