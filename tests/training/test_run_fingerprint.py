@@ -73,7 +73,6 @@ OPTIONS = {
         ["the criterion's loss was soft_info_nce, is now bce"],
     ),
     "what the weights do not depend on": ({}, NO_EFFECT, [], []),
-    "more epochs": ({"max_steps": -1}, {"num_train_epochs": 20.0}, [], []),
     "best checkpoint": (
         {"do_eval": True},
         BEST,
@@ -82,8 +81,12 @@ OPTIONS = {
     ),
     "what chooses the best checkpoint": (BEST, CHOOSING | {"eval_delay": 1}, CHOSEN, CHOSEN),
     "evaluations that lower the rate": (PLATEAU, {"eval_steps": 1}, ["eval_steps was 2"], ["eval_steps was 2"]),
-    "evaluations that choose nothing": ({"do_eval": True}, {"eval_strategy": "steps", "eval_steps": 1}, [], []),
-    "a part that measures": ({}, {"do_predict": True}, ["do_predict was False, is now True"], []),
+    "more epochs, evaluations that choose nothing, a part that measures": (
+        {"max_steps": -1, "do_eval": True},
+        {"num_train_epochs": 20.0, "eval_strategy": "steps", "eval_steps": 1, "do_predict": True},
+        ["do_predict was False, is now True"],
+        [],
+    ),
 }
 
 
