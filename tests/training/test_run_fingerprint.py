@@ -52,8 +52,8 @@ LINES = [
     "lr_scheduler_type was",
 ]
 LINES += ["gradient_accumulation_steps was 1", "train_sampling_strategy was random", "matryoshka_dims was None"]
-NO_EFFECT = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "logging_steps": 9, "report_to": "none"}
-NO_EFFECT |= {"per_device_eval_batch_size": 3, "metric_for_best_model": "recall@1", "max_steps": 9}
+NO_EFFECT = {"save_strategy": "steps", "save_steps": 1, "logging_steps": 9, "per_device_eval_batch_size": 3}
+NO_EFFECT |= {"save_total_limit": 1, "report_to": "none", "metric_for_best_model": "recall@1", "max_steps": 9}
 CHOOSING = {"metric_for_best_model": "recall@1", "greater_is_better": False, "eval_steps": 1, "save_steps": 4}
 CHOSEN = ["metric_for_best_model was mrr, is now recall@1", "greater_is_better was", "eval_steps was 2, is now 1"]
 CHOSEN += ["save_steps was 2, is now 4", "eval_delay was 0, is now 1"]
