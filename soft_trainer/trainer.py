@@ -615,7 +615,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return self.report
 
     def _train(self, checkpoint: str | None, trial, **kwargs) -> TrainOutput:
-        """Trains, from a checkpoint if there is one."""
+        """Trains, from a checkpoint if there is one. After Ctrl-C or SIGTERM, saves the last step and raises."""
         if checkpoint:
             print_on_main(f"Resuming from {checkpoint}")
         self.ongoing = Training(self.train_dataset, checkpoint)
@@ -625,8 +625,15 @@ class SoftInfoNCETrainer(SavingTrainer):
                 output = super().train(checkpoint, trial, **kwargs)
             if self.hub_model_id is not None and self.is_world_process_zero():
                 self._publisher.finish()
-            if self.ongoing.stopping.signal:
-                self._stop()
+            if received := self.ongoing.stopping.signal:
+                step = self.state.global_step
+                if self.ongoing.stopping.saved_step != step:  # the signal came after that step
+                    self.save_rolling_checkpoint()
+                remedy = interruption.how_to_continue(self.args, step)
+                if received == signal.SIGINT:
+                    raise KeyboardInterrupt(f"interrupted at step {step}: {remedy}")
+                print_on_main(f"stopped by SIGTERM at step {step}: {remedy}")
+                raise SystemExit(143)
         finally:
             self.ongoing = Training(self.train_dataset)
         if self.args.should_save:
@@ -645,17 +652,6 @@ class SoftInfoNCETrainer(SavingTrainer):
         print_on_main("early stopping has ended this training")
         self.ongoing.contexts.callback(lambda: setattr(self.state, "num_train_epochs", epochs))
         return 0, *others
-
-    def _stop(self) -> None:
-        """After Ctrl-C or SIGTERM, saves a checkpoint of the last step if needed, then raises the exception."""
-        step = self.state.global_step
-        if self.ongoing.stopping.saved_step != step:  # the signal came after that step
-            self.save_rolling_checkpoint()
-        remedy = interruption.how_to_continue(self.args, step)
-        if self.ongoing.stopping.signal == signal.SIGINT:
-            raise KeyboardInterrupt(f"interrupted at step {step}: {remedy}")
-        print_on_main(f"stopped by SIGTERM at step {step}: {remedy}")
-        raise SystemExit(143)
 
     def _prepare_training(self) -> None:
         """Checks the settings, compares them with the checkpoint to resume from, if any, and prepares the rows.

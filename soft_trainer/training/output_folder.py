@@ -253,7 +253,18 @@ class OutputFolder(TrainerCallback):
             if not self.overwrite and state_of(self.path, plain_settings(fingerprint())).name != DONE:
                 check_free(self.path, RESULT_FILES)
             return False, None
-        check_apart(self.path, options)
+        output = self.path.resolve()
+        for reference in references(OF_A_RUN, option_values(*options)):
+            for value in reference.values:
+                if (
+                    reference.kind != "place"
+                    and os.path.exists(value)
+                    and Path(value).resolve().is_relative_to(output)
+                ):
+                    raise UserError(
+                        f"{reference.option}={value} is inside output_dir={self.path}, so the run might replace it; "
+                        "set another output_dir"
+                    )
         shutil.rmtree(self.path / ASIDE, ignore_errors=True)  # left by a run that was killed
         state = state_of(self.path, plain_settings(fingerprint()))
         if state.name == DONE and not self.overwrite:
@@ -326,18 +337,6 @@ class OutputFolder(TrainerCallback):
         (self.path / RECORD).unlink(missing_ok=True)  # first, so that the record never lists files of another run
         for name in files_matching(self.path, TRAINING_FILES if self.trains else RESULT_FILES):
             (self.path / name).unlink()
-
-
-def check_apart(output_dir: str | Path, options: Sequence) -> None:
-    """Raises UserError if an option refers to an encoder or rows in the output folder, which the run may replace."""
-    output = Path(output_dir).resolve()
-    for reference in references(OF_A_RUN, option_values(*options)):
-        for value in reference.values:
-            if reference.kind != "place" and os.path.exists(value) and Path(value).resolve().is_relative_to(output):
-                raise UserError(
-                    f"{reference.option}={value} is inside output_dir={output_dir}, so the run might replace it; set "
-                    "another output_dir"
-                )
 
 
 # ---- Complete checkpoints ----
