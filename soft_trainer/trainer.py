@@ -12,7 +12,7 @@ methods in this order. `transformers.Trainer` runs the loop around them:
             block_loss                         scores them and calls the criterion
         or _cached_step                        does the same with gradient caching
     evaluate -> predict                        embeds the queries and the corpus, and ranks the corpus for each query
-    _save_checkpoint                           saves a checkpoint and marks it complete (`training/saving.py`)
+    _save_checkpoint                           saves a checkpoint and marks it complete (`training/output_folder.py`)
 
 Each process handles its shard of a global batch, of the texts to encode, and of the queries to rank, and
 `distributed.py` gathers the results. Only the main process prints and checks checkpoints.
@@ -27,9 +27,11 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import (
     EarlyStoppingCallback,
@@ -39,7 +41,13 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_utils import TrainOutput, speed_metrics
+from transformers.trainer_utils import (
+    PREFIX_CHECKPOINT_DIR,
+    SaveStrategy,
+    TrainOutput,
+    rotate_checkpoints,
+    speed_metrics,
+)
 
 from soft_trainer import distributed
 from soft_trainer.criterion import Criterion
@@ -49,6 +57,7 @@ from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.data.trained_rows import warn_of_trained_pairs
+from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
 from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.encoding import (
     Encoder,
@@ -71,6 +80,7 @@ from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_c
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.estimators.registry import estimator_of_run
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, by_corpus, mean_over_sets, rank_corpus
+from soft_trainer.files import ADAPTER_WEIGHTS, ROLLING
 from soft_trainer.options.defaults import apply_defaults, default_output_dir
 from soft_trainer.options.resolve import Plan
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -78,17 +88,20 @@ from soft_trainer.terminal import print_on_main, shows_bars
 from soft_trainer.training import interruption, preflight, reporting
 from soft_trainer.training.batches import Batch, TrainBatches
 from soft_trainer.training.collator import PairCollator, pieces_of
-from soft_trainer.training.finite import OverflowCounter
+from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
 from soft_trainer.training.ongoing import Training
 from soft_trainer.training.output_folder import (
+    UNFINISHED,
     OutputFolder,
     check_named,
     compared,
+    continued,
+    mark_complete,
     remove_rolling,
-    warn_of_changes,
+    saving_checkpoint,
 )
 from soft_trainer.training.prepared_rows import prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
@@ -200,7 +213,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.eval_dataset = eval_dataset
         self.compute_metrics = kwargs.get("compute_metrics")
         starting.check(getattr(args, "merge_lora", False), self.estimator)
-        self.plan: Plan = self._make_plan()
+        self.plan: Plan = preflight.make_plan(self)
         check_named(args.resume_from_checkpoint)
         self._content_before: dict[str, object] = {}
         if getattr(args, "report", False) and not options:
@@ -293,15 +306,9 @@ class SoftInfoNCETrainer(SavingTrainer):
         if not self.args.auto_find_batch_size:  # otherwise, `Trainer` may have found a smaller one
             self._train_batch_size = self.args.train_batch_size
         if self._settings() != self._resolved:
-            self.plan = self._make_plan()
+            self.plan = preflight.make_plan(self)
             self._use_plan()
             self._resolved = self._settings()
-
-    def _make_plan(self) -> Plan:
-        """Returns the plan of the current settings, checked against the rows and the encoder."""
-        settings = self.args, self.estimator, self._train_batch_size
-        own_metrics = self.compute_metrics is not None
-        return preflight.make_plan(*settings, self.starting, self.train_split, self.eval_dataset, own_metrics)
 
     def _settings(self) -> tuple:
         """Returns everything that the plan and its checks depend on and that may change after the constructor."""
@@ -311,7 +318,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Makes the collator that the plan needs, and checks the plan against the rows and the encoder."""
         exclude_unknown_token(self.model, self.processing_class)
         self._decide_passes()
-        prompts = self.prompt_lengths
+        prompts = {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
         if self._collates:
             self.data_collator = PairCollator(
                 collator_of(self.passes, self.processing_class.pad_token_id, self.args.device),
@@ -402,24 +409,21 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self.ongoing.prepared is None:
             self.prepare_rows()
         split = self.train_split
-        plan = self.plan
+        maker = self.target_maker
+        if not self.criterion.needs_similarity or not getattr(self.estimator, "in_workers", False):
+            # Workers that cannot ask the estimator must not pickle it. `_prepare_inputs` asks it once per step.
+            maker = dataclasses.replace(maker, estimator=None)
         rank, world_size = distributed.rank_and_world_size()
         return TrainBatches(
             {"query": self._tokens(split.queries, "query"), "code": self._tokens(split.corpus, "code")},
             split.judgments.pairs(),
             self.data_collator,
-            # Workers that cannot ask the estimator must not pickle it. `_prepare_inputs` asks it once per step.
-            self.target_maker if self._workers_ask else dataclasses.replace(self.target_maker, estimator=None),
-            gather=plan.gathers,
+            maker,
+            gather=self.plan.gathers,
             hard_negatives=self.ongoing.prepared.negatives,
             rank=rank,
             world_size=world_size,
         )
-
-    @property
-    def _workers_ask(self) -> bool:
-        """True if data workers may ask the estimator for similarities, False if only this process may."""
-        return self.criterion.needs_similarity and getattr(self.estimator, "in_workers", False)
 
     @property
     def target_maker(self) -> TargetMaker:
@@ -430,11 +434,6 @@ class SoftInfoNCETrainer(SavingTrainer):
         keeps = false_negatives == "positives"
         sends_float32 = self.args.device.type != "cpu"
         return TargetMaker(self.criterion, self.estimator, relevant, keeps, rows.without_query, sends_float32)
-
-    @property
-    def prompt_lengths(self) -> dict[str, int]:
-        """The number of leading prompt tokens that pooling skips, keyed by "query" and "code"."""
-        return {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
 
     # ---- The step ----
 
@@ -449,21 +448,6 @@ class SoftInfoNCETrainer(SavingTrainer):
                 loss = self._cached_step(model, inputs)
         self.ongoing.guard.watch(self.state.global_step + 1, loss, inputs.rows)
         return loss
-
-    def _get_grad_norm(self, model, grad_norm=None):
-        """Returns the norm of a step's gradient, and checks that it is finite. With fp16, `OverflowCounter` does."""
-        grad_norm = super()._get_grad_norm(model, grad_norm)
-        if self.accelerator.mixed_precision != "fp16":
-            self.ongoing.guard.watch_gradient(self.state.global_step + 1, grad_norm)
-        return grad_norm
-
-    def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """Moves a batch to this process's device, and computes its weights there."""
-        inputs = inputs.to(self.args.device)
-        if inputs.has_weights or not self.criterion.needs_similarity or not len(inputs.targets):
-            return inputs
-        targets = self.target_maker.add_weights(inputs.targets, inputs.query_rows, inputs.code_rows)
-        return dataclasses.replace(inputs, targets=targets, has_weights=True)
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
         """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""
@@ -522,20 +506,11 @@ class SoftInfoNCETrainer(SavingTrainer):
         )
         return loss.to(self.args.device)
 
-    def _get_num_items_in_batch(self, batch_samples: list, device) -> None:
-        """Returns None, because the loss is a mean over a batch, not over tokens."""
-
     def floating_point_ops(self, inputs: Batch) -> int:
         """Estimates a batch's floating-point operations as 6 x parameters x tokens, including padding tokens."""
         if self._parameters is None:
             self._parameters = self.model.num_parameters(exclude_embeddings=True)
         return 6 * inputs.count_tokens(padding=True) * self._parameters
-
-    def _track_num_input_tokens(self, inputs: Batch) -> None:
-        """Counts a batch's query and code tokens on this process if `include_num_input_tokens_seen` is set."""
-        kind = self.args.include_num_input_tokens_seen
-        if kind != "no":
-            self.ongoing.new_tokens += inputs.count_tokens(padding=kind != "non_padding")
 
     def _add_new_tokens(self) -> None:
         """Adds the tokens of all processes to the trainer's count. In every step, that would wait for the device."""
@@ -556,10 +531,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             if self._overflows is not None:
                 logs["fp16_overflows"] = self._overflows.count
         if "train_loss" in logs:  # `Trainer` averages only over the steps since a checkpoint was loaded
-            steps = self.state.global_step - self._initial_global_step
-            logs["train_loss"] = (self.ongoing.losses_before + logs["train_loss"] * steps) / max(
-                self.state.global_step, 1
-            )
+            logs["train_loss"] = self.losses() / max(self.state.global_step, 1)
         super().log(logs, start_time)
 
     # ---- Before the first step, and after the last ----
@@ -588,7 +560,12 @@ class SoftInfoNCETrainer(SavingTrainer):
                 raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
             with self.opened(resume_from_checkpoint) as folder:
                 if folder.done:
-                    return self._already_done()
+                    # An earlier process has trained the encoder.
+                    code = self.starting.trust_remote_code
+                    model = load_model(self.args.output_dir, self.encoder, trust_remote_code=code)
+                    self.model = self.model_wrapped = model.to(self.args.device)
+                    print_on_main(f"{self.args.output_dir}: already done; overwrite=true trains again")
+                    return TrainOutput(0, 0.0, {})
                 if not reports:
                     self.report = None
                 elif self.report is None or folder.checkpoint is None or self.state.global_step == 0:
@@ -637,51 +614,44 @@ class SoftInfoNCETrainer(SavingTrainer):
             finish(self.report)
         return self.report
 
-    def _already_done(self) -> TrainOutput:
-        """Makes the encoder in the output folder this trainer's encoder, because an earlier process has trained it."""
-        model = load_model(self.args.output_dir, self.encoder, trust_remote_code=self.starting.trust_remote_code)
-        self.model = self.model_wrapped = model.to(self.args.device)
-        print_on_main(f"{self.args.output_dir}: already done; overwrite=true trains again")
-        return TrainOutput(0, 0.0, {})
-
     def _train(self, checkpoint: str | None, trial, **kwargs) -> TrainOutput:
-        """Trains, from a checkpoint if there is one."""
+        """Trains, from a checkpoint if there is one. After Ctrl-C or SIGTERM, saves the last step and raises."""
         if checkpoint:
             print_on_main(f"Resuming from {checkpoint}")
         self.ongoing = Training(self.train_dataset, checkpoint)
+        self.ongoing.contexts.callback(setattr, self.args, "save_total_limit", self.args.save_total_limit)
         try:
             with self.ongoing.contexts:
                 output = super().train(checkpoint, trial, **kwargs)
-            if self.ongoing.stopping.signal:
-                self._stop()
+            if self.hub_model_id is not None and self.is_world_process_zero():
+                self._publisher.finish()
+            if received := self.ongoing.stopping.signal:
+                step = self.state.global_step
+                if self.ongoing.stopping.saved_step != step:  # the signal came after that step
+                    self.save_rolling_checkpoint()
+                remedy = interruption.how_to_continue(self.args, step)
+                if received == signal.SIGINT:
+                    raise KeyboardInterrupt(f"interrupted at step {step}: {remedy}")
+                print_on_main(f"stopped by SIGTERM at step {step}: {remedy}")
+                raise SystemExit(143)
         finally:
             self.ongoing = Training(self.train_dataset)
         if self.args.should_save:
             remove_rolling(self.args.output_dir)
         return output._replace(training_loss=output.metrics["train_loss"])
 
-    def _stop(self) -> None:
-        """After Ctrl-C or SIGTERM, saves a checkpoint of the last step if needed, then raises the exception."""
-        step = self.state.global_step
-        if self.ongoing.stopping.saved_step != step:  # the signal came after that step
-            self._tr_loss = torch.zeros_like(self._tr_loss)  # training has added it to the total already
-            self.save_rolling_checkpoint()
-        remedy = interruption.how_to_continue(self.args, step)
-        if self.ongoing.stopping.signal == signal.SIGINT:
-            raise KeyboardInterrupt(f"interrupted at step {step}: {remedy}")
-        print_on_main(f"stopped by SIGTERM at step {step}: {remedy}")
-        raise SystemExit(143)
+    def set_initial_training_values(self, args, dataloader) -> tuple:
+        """Returns the lengths of training. After an early stop at the checkpoint, no epoch remains.
 
-    def _hp_search_setup(self, trial) -> None:
-        """Sets the hyperparameters of a trial, then prepares training.
-
-        `Trainer.train` always calls this method after the model exists and before a checkpoint is loaded.
+        With `auto_find_batch_size`, each attempt begins here.
         """
-        super()._hp_search_setup(trial)
-        if trial is not None and getattr(self.args, "origins", None) is not None:
-            chosen = trial if isinstance(trial, Mapping) else self.hp_space(trial)
-            self.args.origins |= dict.fromkeys(chosen, "trial")
-        self._prepare_training()
+        self.ongoing.guard = FiniteGuard(self.train_dataset, self.ongoing.losses_before)
+        epochs, *others = super().set_initial_training_values(args, dataloader)
+        if not self.ongoing.stopped_early:
+            return epochs, *others
+        print_on_main("early stopping has ended this training")
+        self.ongoing.contexts.callback(lambda: setattr(self.state, "num_train_epochs", epochs))
+        return 0, *others
 
     def _prepare_training(self) -> None:
         """Checks the settings, compares them with the checkpoint to resume from, if any, and prepares the rows.
@@ -712,8 +682,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.prepare_rows()
         fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
         preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
-        self.run_fingerprint = compared(lambda: self.run_fingerprint | fitted, checkpoint)
-        warn_of_changes(self.run_fingerprint, checkpoint)
+        self.run_fingerprint = continued(compared(lambda: self.run_fingerprint | fitted, checkpoint), checkpoint)
         if self.report is not None and not self.report.ranks_before:
             self.report.measure("untrained")
 
@@ -891,13 +860,95 @@ class SoftInfoNCETrainer(SavingTrainer):
         with self.args.main_process_first(desc=f"tokenising {side}"):
             return column_of(rows, side, self.encoder, self.processing_class)
 
-    # ---- Saving: `training/saving.py` writes, loads and pushes folders ----
+    @property
+    def merging(self) -> dict | None:
+        """The ratio, base and unmerged encoder of the merge after the last training, or None if nothing was merged."""
+        return self._merging.record
+
+    # ---- Checkpoints ----
+
+    def losses(self) -> float:
+        """Returns the sum of the losses of all steps so far. Every process calls this method.
+
+        Raises:
+            NotFiniteError: the loss or the gradient became NaN or infinite.
+        """
+        self.ongoing.guard.check()
+        return fmean(distributed.gather_numbers(self.ongoing.guard.total))
+
+    def save_rolling_checkpoint(self) -> None:
+        """Saves a checkpoint of the current step to the subfolder ROLLING, and removes the previous one.
+
+        It does not count for `save_total_limit`, is never pushed, and has the optimizer's state even with
+        `save_only_model`.
+        """
+        args = self.args
+        folder = Path(args.output_dir) / ROLLING
+        self.args = copy.copy(args)
+        self.args.output_dir = str(folder)
+        self.args.save_only_model = False
+        self.args.save_strategy = SaveStrategy.NO  # otherwise, `Trainer` might note this folder as the best checkpoint
+        self.args.save_total_limit = None
+        self.args.push_to_hub = False
+        try:
+            self._save_checkpoint(self.model_wrapped, None)
+        finally:
+            self.args = args
+        if args.should_save:
+            remove_rolling(args.output_dir, keep=folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+
+    def _load_adapter(self, checkpoint: str) -> None:
+        """Loads the adapter of a checkpoint into the model. Raises UserError if the adapter does not fit."""
+        set_adapter_state(self.model, load_file(Path(checkpoint) / ADAPTER_WEIGHTS), checkpoint)
+
+    # ---- Private methods of `Trainer`, because no public method and no callback does the same ----
+
+    def _hp_search_setup(self, trial) -> None:
+        """Sets the hyperparameters of a trial, then prepares training.
+
+        No callback runs after the model exists and before a checkpoint is loaded.
+        """
+        super()._hp_search_setup(trial)
+        if trial is not None and getattr(self.args, "origins", None) is not None:
+            chosen = trial if isinstance(trial, Mapping) else self.hp_space(trial)
+            self.args.origins |= dict.fromkeys(chosen, "trial")
+        self._prepare_training()
+
+    def _prepare_inputs(self, inputs: Batch) -> Batch:
+        """Moves a batch to this process's device, and computes its weights there. `Trainer` expects a mapping."""
+        inputs = inputs.to(self.args.device)
+        if inputs.has_weights or not self.criterion.needs_similarity or not len(inputs.targets):
+            return inputs
+        targets = self.target_maker.add_weights(inputs.targets, inputs.query_rows, inputs.code_rows)
+        return dataclasses.replace(inputs, targets=targets, has_weights=True)
+
+    def _get_num_items_in_batch(self, batch_samples: list, device) -> None:
+        """Returns None, because the loss is a mean over a batch, not over tokens. `Trainer` expects a mapping."""
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        """Returns the norm of a step's gradient, and checks that it is finite. With fp16, `OverflowCounter` does.
+
+        No callback gets the norm, and computing it again takes time.
+        """
+        grad_norm = super()._get_grad_norm(model, grad_norm)
+        if self.accelerator.mixed_precision != "fp16":
+            self.ongoing.guard.watch_gradient(self.state.global_step + 1, grad_norm)
+        return grad_norm
+
+    def _track_num_input_tokens(self, inputs: Batch) -> None:
+        """Counts a batch's query and code tokens on this process if `include_num_input_tokens_seen` is set.
+
+        `Trainer` expects a mapping, and gathers the number in every step.
+        """
+        kind = self.args.include_num_input_tokens_seen
+        if kind != "no":
+            self.ongoing.new_tokens += inputs.count_tokens(padding=kind != "non_padding")
 
     def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
         """Logs, evaluates and saves as `Trainer` does, then saves a rolling checkpoint if one is due.
 
-        `Trainer` calls this method after each step and after each epoch. After a stop within an epoch, it does nothing
-        more, because a run that was not interrupted would not evaluate there.
+        No callback runs after the last of these three. After a stop within an epoch, this method does nothing more,
+        because a run that was not interrupted would not evaluate there.
         """
         stopping = self.ongoing.stopping
         if stopping.signal:
@@ -908,18 +959,54 @@ class SoftInfoNCETrainer(SavingTrainer):
             stopping.saved(self.state.global_step)
         if stopping.signal:
             self.control.should_training_stop = True
+            self.args.save_total_limit = None  # with a limit of 1, `Trainer` would now keep only the best checkpoint
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Saves a checkpoint unless the last loss was not finite."""
-        self.check_finite()
+        """Saves a checkpoint unless the last loss was not finite, marks it complete, then deletes old ones.
+
+        `Trainer` would delete old ones (`save_total_limit`) while the new one is incomplete.
+        """
+        losses = self.losses()
         self._add_new_tokens()
-        super()._save_checkpoint(model, trial)
+        run = self._get_output_dir(trial)
+        folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        limit = self.args.save_total_limit
+        self.args.save_total_limit = None
+        try:
+            with saving_checkpoint(folder):
+                super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        distributed.barrier()
+        if self.args.should_save:
+            mark_complete(folder, self.run_fingerprint, self.args.save_only_model, losses)
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
 
-    def check_finite(self) -> None:
-        """Raises NotFiniteError if the loss or the gradient became NaN or infinite."""
-        self.ongoing.guard.check()
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        """Saves the encoder, its tokenizer and profile. With FSDP and DeepSpeed, only this method gets the weights.
 
-    @property
-    def merging(self) -> dict | None:
-        """The ratio, base and unmerged encoder of the merge after the last training, or None if nothing was merged."""
-        return self._merging.record
+        In a checkpoint, an adapter always stays unmerged, so that a resumed run is exact.
+        """
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            merge = getattr(self.args, "merge_lora", False) and not (folder / UNFINISHED).exists()
+            self.export(folder, state_dict, merge)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        """Loads the weights or the adapter of a checkpoint. `Trainer` can load an adapter only into a `PeftModel`."""
+        if has_adapter(self.model) and not self.is_fsdp_enabled:
+            self._load_adapter(resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        """Loads the weights or the adapter of the best checkpoint, for the same reason."""
+        if has_adapter(self.model) and not self.is_fsdp_enabled and not self.is_deepspeed_enabled:
+            self._load_adapter(self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Pushes a checkpoint in the background. `Trainer` would push an incomplete folder itself."""
+        if self.is_world_process_zero():
+            self._publisher.push_checkpoint(checkpoint_folder, self.state.global_step)

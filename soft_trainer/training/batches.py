@@ -125,6 +125,7 @@ class Share:
         return np.concatenate([self.positives, self.added])
 
 
+@dataclass(eq=False)
 class TrainBatches(Dataset):
     """A data set that turns the indices of a global batch's training pairs into one process's `Batch`.
 
@@ -141,25 +142,14 @@ class TrainBatches(Dataset):
         rank, world_size: this process's rank and the number of processes.
     """
 
-    def __init__(
-        self,
-        tokens: Mapping[str, TokenColumn],
-        pairs: np.ndarray,
-        collator: Callable,
-        target_maker: TargetMaker,
-        gather: bool = True,
-        hard_negatives: HardNegatives | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-    ):
-        self.tokens = tokens
-        self.pairs = pairs
-        self.collator = collator
-        self.target_maker = target_maker
-        self.gather = gather
-        self.hard_negatives = hard_negatives
-        self.rank = rank
-        self.world_size = world_size
+    tokens: Mapping[str, TokenColumn]
+    pairs: np.ndarray
+    collator: Callable
+    target_maker: TargetMaker
+    gather: bool = True
+    hard_negatives: HardNegatives | None = None
+    rank: int = 0
+    world_size: int = 1
 
     def __len__(self) -> int:
         return len(self.pairs)

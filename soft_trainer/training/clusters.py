@@ -50,8 +50,8 @@ def similar_batches(
     for group in full[len(slots) :]:
         rest += group
     late = [row for row in rest if not batches.put_near(row, neighbours[pairs[row, 0]])]
-    places = generator.permutation(np.repeat(np.arange(len(room)), batches.room))
-    for row, batch in zip(late, places[::-1].tolist(), strict=False):
+    batches_with_room = generator.permutation(np.repeat(np.arange(len(room)), batches.room))
+    for row, batch in zip(late, batches_with_room[::-1].tolist(), strict=False):
         batches.put(row, batch)
     return batches.rows
 
@@ -148,8 +148,8 @@ def _candidates(seed: int, group: list[int], left: _FreePairs, neighbours: np.nd
 
 def _slots(room: np.ndarray, size: int, generator: np.random.Generator) -> list[int]:
     """Distributes full groups randomly and evenly over the batches that have room. Returns each group's batch."""
-    places = room // size
+    groups = room // size
     slots = []
-    for taken in range(max(places, default=0)):
-        slots += generator.permutation(np.flatnonzero(places > taken)).tolist()
+    for taken in range(max(groups, default=0)):
+        slots += generator.permutation(np.flatnonzero(groups > taken)).tolist()
     return slots

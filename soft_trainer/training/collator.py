@@ -38,6 +38,7 @@ class Inputs:
     codes: Tensor
 
 
+@dataclass
 class PairCollator:
     """Makes the model inputs of a batch.
 
@@ -49,19 +50,11 @@ class PairCollator:
         pieces: the minimum number of padded passes for the queries, and for the functions.
     """
 
-    def __init__(
-        self,
-        collate: Collator,
-        limits: Mapping[str, int],
-        prompt_lengths: Mapping[str, int],
-        largest: int | None = None,
-        pieces: int = 1,
-    ):
-        self.collate = collate
-        self.limits = limits
-        self.prompt_lengths = prompt_lengths
-        self.largest = largest
-        self.pieces = pieces
+    collate: Collator
+    limits: Mapping[str, int]
+    prompt_lengths: Mapping[str, int]
+    largest: int | None = None
+    pieces: int = 1
 
     def count(self, texts: int) -> int:
         """Returns the number of passes for the queries or the functions of a batch."""
@@ -86,7 +79,7 @@ class PairCollator:
         if self.collate.packs and self.largest is None:
             return self._joined(texts, spare)
         inputs = []
-        places = []
+        positions = []
         done = 0
         for side in SIDES:
             items = texts[side]
@@ -96,8 +89,8 @@ class PairCollator:
                 done += max(len(rows), 1)
                 of_pass = [items[row] for row in rows] or [spare[side]]
                 inputs.append(self.collate(of_pass, self.prompt_lengths[side], self.limits[side]))
-            places.append(torch.from_numpy(found))
-        return Inputs(inputs, *places)
+            positions.append(torch.from_numpy(found))
+        return Inputs(inputs, *positions)
 
     def _joined(self, texts: Mapping[str, Sequence], spare: Mapping[str, object]) -> Inputs:
         """Collates a batch into one pass, queries first."""

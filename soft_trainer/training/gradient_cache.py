@@ -91,8 +91,8 @@ def cached_backward(
     if gathers:
         codes = distributed.gather_with_gradient(codes, batch.code_sizes)
     total = loss_in_blocks(queries, codes, loss_of, backward, block_size)
-    for place, (inputs, part, state) in enumerate(zip(batch.passes, parts, states, strict=True), 1):
-        with contextlib.nullcontext() if place == len(batch.passes) else no_sync(), state.again():
+    for number, (inputs, part, state) in enumerate(zip(batch.passes, parts, states, strict=True), 1):
+        with contextlib.nullcontext() if number == len(batch.passes) else no_sync(), state.again():
             embeddings = encode(inputs)
             # The gradient already includes the loss scale, so `backward`, which would scale it again, is not used.
             embeddings.backward(part.grad.to(embeddings.dtype))

@@ -105,11 +105,12 @@ class Stopping(TrainerCallback):
         self._interrupted_at = 0.0
         self._before: dict[int, object] = {}  # the previous handlers
         self._clock = time.monotonic()
-        self._epoch_ended = False
+        self._asked: int | None = None  # the last step of an epoch for which `due` was called
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Starts the clock, and installs the signal handlers if training runs in the main thread."""
         self._clock = time.monotonic()
+        self._asked = None
         # `auto_find_batch_size` may start training several times. Only the first call stores the previous handlers.
         if threading.current_thread() is not threading.main_thread() or self._before:
             return
@@ -118,14 +119,6 @@ class Stopping(TrainerCallback):
         # A shell starts background jobs with SIGINT ignored. A trial of a hyperparameter search cannot be resumed.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN and not state.is_hyper_param_search:
             self._handle(signal.SIGINT)
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        """Notes that an epoch begins."""
-        self._epoch_ended = False
-
-    def on_epoch_end(self, args, state, control, **kwargs):
-        """Notes that an epoch has ended."""
-        self._epoch_ended = True
 
     def on_save(self, args, state, control, **kwargs):
         """Notes that `save_strategy` has saved a checkpoint."""
@@ -139,10 +132,12 @@ class Stopping(TrainerCallback):
     def due(self, args, state, control) -> bool:
         """Returns True if a checkpoint must be saved now, and sets `signal`. Every process calls this method.
 
-        A step that ends its epoch is saved after the epoch's evaluation, so that the evaluation is not lost.
+        `Trainer` asks twice after a step that ends its epoch. It is saved the second time, so that the epoch's
+        evaluation is not lost.
         """
         last = control.should_training_stop or control.should_epoch_stop or state.epoch.is_integer()
-        if last and not self._epoch_ended:
+        if last and self._asked != state.global_step:
+            self._asked = state.global_step
             return False
         if args.world_size > 1 and not last and state.global_step % self.PERIOD:
             return False

@@ -93,8 +93,8 @@ def below_ratio(neighbours: Neighbours, ratio: float, texts: np.ndarray) -> spar
     """
     own = neighbours.own[:, None]
     kept = (neighbours.rows >= 0) & (neighbours.scores <= own - (1 - ratio) * np.abs(own))
-    queries, places = kept.nonzero()
-    codes = neighbours.rows[queries, places]
+    queries, columns = kept.nonzero()
+    codes = neighbours.rows[queries, columns]
     distinct = ~pd.DataFrame({"query": queries, "text": texts[codes]}).duplicated().to_numpy()
     if not len(codes):
         raise UserError(
@@ -103,5 +103,5 @@ def below_ratio(neighbours: Neighbours, ratio: float, texts: np.ndarray) -> spar
         )
     counts = np.bincount(queries[distinct], minlength=len(neighbours.rows))
     starts = np.concatenate([[0], np.cumsum(counts)])
-    scores = neighbours.scores[queries, places][distinct]
+    scores = neighbours.scores[queries, columns][distinct]
     return sparse.csr_matrix((scores, codes[distinct], starts), shape=(len(neighbours.rows), len(texts)))

@@ -6,6 +6,8 @@ import contextlib
 from pathlib import Path
 
 from datasets import Dataset
+from transformers import EarlyStoppingCallback, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 
 from soft_trainer.files import read_json
 from soft_trainer.training.finite import FiniteGuard
@@ -26,6 +28,7 @@ class Training:
     Attributes:
         prepared: what was computed from the rows before the first step, or None before that.
         losses_before: the sum of the losses of all steps before the checkpoint.
+        stopped_early: True if early stopping ended training at the checkpoint.
         guard: raises an error if a loss is not finite.
         stopping: handles signals, and decides when a rolling checkpoint is due.
         false_negatives: the number of known positives among the other functions of this process's batches so far.
@@ -37,8 +40,14 @@ class Training:
         self.checkpoint = checkpoint
         self.prepared: PreparedRows | None = None
         self.losses_before = 0.0
+        self.stopped_early = False
         if checkpoint is not None:
             self.losses_before = read_json(Path(checkpoint) / MARKER).get("losses") or 0.0
+            stored = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME)).stateful_callbacks
+            states = stored.get(EarlyStoppingCallback.__name__, [])
+            for each in [states] if isinstance(states, dict) else states:  # a list if there are several
+                callback = EarlyStoppingCallback.from_state(each)
+                self.stopped_early |= callback.early_stopping_patience_counter >= callback.early_stopping_patience
         self.guard = FiniteGuard(rows)
         self.stopping = Stopping()
         self.false_negatives = 0

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -50,16 +51,16 @@ from soft_trainer.terminal import print_on_main
 from soft_trainer.training.run_fingerprint import (
     MAY_CHANGE,
     MAY_CHANGE_ON_RESUME,
-    PASSES,
+    change_of_length,
     changes,
     option_values,
     own_names,
-    shortened,
 )
 
 ASIDE = ".encoder"  # the subfolder of a new encoder until it replaces the encoder of an earlier run
 MARKER = "complete.json"
 UNFINISHED = "unfinished"  # a file in a checkpoint that is being written
+CONTINUED = "continued from"  # the key of the checkpoints at which a run became longer
 NEW, STOPPED, DONE, OTHER = "new", "stopped", "done", "other"
 NO, NEWEST = ("none", "false", "no"), ("true", "last", "yes")  # values of `resume_from_checkpoint`
 
@@ -71,54 +72,60 @@ class State(NamedTuple):
     """What an output folder contains before a run starts: nothing, the same run, or another run.
 
     Args:
-        name: NEW (no file that the run would overwrite), STOPPED (the same run, interrupted), DONE (the same run,
-            finished), or OTHER (another run or other files).
+        name: NEW (no file that the run would overwrite), STOPPED (the same run, interrupted or shorter), DONE (the
+            same run, finished), or OTHER (another run or other files).
         checkpoint: for STOPPED, the checkpoint to continue from.
-        changes: for OTHER, how the run in the folder differs.
+        why: for OTHER, what the folder contains.
     """
 
     name: str
     checkpoint: str | None = None
-    changes: tuple[str, ...] = ()
+    why: str = ""
 
 
 def state_of(folder: str | Path, fingerprint: Mapping) -> State:
     """Compares the run in an output folder with the current run, whose fingerprint is `fingerprint`.
 
-    A run that is to train for longer continues.
+    A run that is to train for longer continues. So does a finished run that was started again with `overwrite`, whose
+    checkpoint is newer than the record.
     """
     folder = Path(folder)
-    lines = []
-    unended = False
-    if (folder / RECORD).is_file():
-        lines = [f"its {RECORD} was not written by a training run"]
-        record = record_of(folder)
-        if DEPENDS_ON in record:
-            lines = _differences(record[DEPENDS_ON], fingerprint)
-            unended = not lines and LISTED not in record  # the list is written last
-        whole = not fingerprint.get("do_train") or files_matching(folder, WEIGHT_FILES)
-        if not lines and whole and not unended and not changes(record[DEPENDS_ON], fingerprint, {PASSES}):
-            return State(DONE)
+    record = folder / RECORD
     checkpoint = newest_complete(folder)
+    written = 0.0  # when this run wrote the checkpoint
+    lines = []
     if checkpoint is not None:
         marker = read_json(Path(checkpoint) / MARKER)
-        differ = _differences(marker[DEPENDS_ON], fingerprint)
-        if not differ and not marker["weights only"]:
-            return State(STOPPED, checkpoint)
-        lines = lines or differ or [f"{checkpoint} has only weights"]
+        lines = changes(marker[DEPENDS_ON], fingerprint, MAY_CHANGE)
+        if marker["weights only"]:
+            lines.append(f"{checkpoint} has only weights")
+        written = 0.0 if lines else marker["written"]
+    if record.is_file() and record.stat().st_mtime > written:
+        content = record_of(folder)
+        then = content.get(DEPENDS_ON)
+        of_record = [f"its {RECORD} was not written by a training run"]
+        if then is not None:
+            of_record = changes(then, fingerprint, MAY_CHANGE)
+        if not of_record:
+            longer, _ = change_of_length(then, fingerprint)
+            whole = not fingerprint.get("do_train") or files_matching(folder, WEIGHT_FILES)
+            if LISTED not in content:  # the list is written last
+                return State(STOPPED, checkpoint) if written else State(NEW)
+            if whole and not longer:
+                return State(DONE)
+            if longer and not written:
+                return State(OTHER, None, f"contains this run without a checkpoint to continue from ({longer})")
+        lines = of_record or lines
+    if written:
+        return State(STOPPED, checkpoint)
     held = files_matching(folder, (*TRAINING_FILES, f"{UNMERGED}/*"))
     for path in checkpoints_in(folder):
         if not (path / UNFINISHED).exists():
             held.append(path.relative_to(folder).as_posix())
-    if held and not unended:
-        return State(OTHER, None, tuple(lines) or (f"{', '.join(sorted(held)[:4])} would be overwritten",))
-    return State(NEW)
-
-
-def _differences(then: Mapping, now: Mapping) -> list[str]:
-    """Lists what makes two runs different: settings and content, and a length that became shorter."""
-    shorter = shortened(then, now)
-    return [*([shorter] if shorter else []), *changes(then, now, MAY_CHANGE)]
+    if not held:
+        return State(NEW)
+    lines = lines or [f"{', '.join(sorted(held)[:4])} would be overwritten"]
+    return State(OTHER, None, f"contains another run or unrelated files ({'; '.join(lines[:3])})")
 
 
 def record_of(folder: Path, name: str = RECORD) -> dict:
@@ -246,7 +253,18 @@ class OutputFolder(TrainerCallback):
             if not self.overwrite and state_of(self.path, plain_settings(fingerprint())).name != DONE:
                 check_free(self.path, RESULT_FILES)
             return False, None
-        check_apart(self.path, options)
+        output = self.path.resolve()
+        for reference in references(OF_A_RUN, option_values(*options)):
+            for value in reference.values:
+                if (
+                    reference.kind != "folder"
+                    and os.path.exists(value)
+                    and Path(value).resolve().is_relative_to(output)
+                ):
+                    raise UserError(
+                        f"{reference.option}={value} is inside output_dir={self.path}, so the run might replace it; "
+                        "set another output_dir"
+                    )
         shutil.rmtree(self.path / ASIDE, ignore_errors=True)  # left by a run that was killed
         state = state_of(self.path, plain_settings(fingerprint()))
         if state.name == DONE and not self.overwrite:
@@ -255,22 +273,26 @@ class OutputFolder(TrainerCallback):
         if checkpoint is not None and Path(checkpoint).resolve().is_relative_to(self.path.resolve()):
             self.overwrite = False  # the trainer compares the run with the checkpoint
         elif state.name == OTHER and not self.overwrite:
-            raise UserError(
-                f"output_dir={self.path}: contains another run or unrelated files ({'; '.join(state.changes[:3])}): "
-                "set another output_dir, or overwrite=true"
-            )
+            raise UserError(f"output_dir={self.path}: {state.why}: set another output_dir, or overwrite=true")
         elif checkpoint is None and state.name == STOPPED and not self.overwrite:
             checkpoint = state.checkpoint
             print_on_main(f"Continuing from {checkpoint}; overwrite=true starts from the beginning")
         return False, checkpoint
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Updates the best checkpoint's path. Raises UserError if training would end before the resumed step."""
+    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
+        """Updates the best checkpoint's path and the learning rate, which depends on the length of the run.
+
+        Raises:
+            UserError: training would end before the resumed step.
+        """
         if state.global_step > state.max_steps:
             raise UserError(
                 f"{self.checkpoint} is at step {state.global_step}, but this training ends at step "
                 f"{state.max_steps}; increase num_train_epochs or max_steps"
             )
+        if state.global_step and isinstance(lr_scheduler, LambdaLR):  # the checkpoint has the rate of a shorter run
+            lr_scheduler.last_epoch -= 1
+            lr_scheduler.step()
         if self.checkpoint and state.best_global_step:
             folder = Path(self.checkpoint).parent
             if folder.name == ROLLING:
@@ -315,18 +337,6 @@ class OutputFolder(TrainerCallback):
         (self.path / RECORD).unlink(missing_ok=True)  # first, so that the record never lists files of another run
         for name in files_matching(self.path, TRAINING_FILES if self.trains else RESULT_FILES):
             (self.path / name).unlink()
-
-
-def check_apart(output_dir: str | Path, options: Sequence) -> None:
-    """Raises UserError if an option refers to an encoder or rows in the output folder, which the run may replace."""
-    output = Path(output_dir).resolve()
-    for reference in references(OF_A_RUN, option_values(*options)):
-        for value in reference.values:
-            if reference.kind != "folder" and os.path.exists(value) and Path(value).resolve().is_relative_to(output):
-                raise UserError(
-                    f"{reference.option}={value} is inside output_dir={output_dir}, so the run might replace it; set "
-                    "another output_dir"
-                )
 
 
 # ---- Complete checkpoints ----
@@ -463,43 +473,46 @@ def compared(fingerprint: Callable[[], Mapping], checkpoint: str | None) -> dict
     """
 
     def compare() -> dict[str, object]:
-        found = plain_settings(fingerprint())
-        if checkpoint:
-            _check_same_run(checkpoint, found)
-        return found
+        now = plain_settings(fingerprint())
+        if checkpoint is None:
+            return now
+        marker = read_json(Path(checkpoint) / MARKER)
+        if marker["weights only"]:
+            raise UserError(
+                f"{checkpoint}: contains only weights (save_only_model), so training cannot resume from it"
+            )
+        then = marker[DEPENDS_ON]
+        if (then.get("precision"), now.get("precision")) == ("no", "bf16"):
+            raise UserError(
+                f"{checkpoint}: was trained in float32, and this run would train in bf16; resume with --bf16 false"
+            )
+        if changed := changes(then, now, MAY_CHANGE_ON_RESUME):
+            raise UserError(
+                f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings, and with at "
+                "least its original length, because the learning rate depends on it; overwrite=true without "
+                "resume_from_checkpoint starts a new run"
+            )
+        return now
 
     return distributed.on_main(compare)
 
 
-def _check_same_run(checkpoint: str, now: Mapping) -> None:
-    """Raises UserError if training cannot resume from a checkpoint."""
-    marker = read_json(Path(checkpoint) / MARKER)
-    if marker["weights only"]:
-        raise UserError(f"{checkpoint}: contains only weights (save_only_model), so training cannot resume from it")
-    then = marker[DEPENDS_ON]
-    if (then.get("precision"), now.get("precision")) == ("no", "bf16"):
-        raise UserError(
-            f"{checkpoint}: was trained in float32, and this run would train in bf16; resume with --bf16 false"
-        )
-    if shorter := shortened(then, now):
-        raise UserError(
-            f"{checkpoint}: {shorter}. The learning rate depends on the length of a run, so it must resume with the "
-            "same length, or a larger one; resume_from_checkpoint=false starts a new run"
-        )
-    if changed := changes(then, now, MAY_CHANGE_ON_RESUME):
-        raise UserError(
-            f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings; "
-            "resume_from_checkpoint=false starts a new run"
-        )
+def continued(fingerprint: Mapping, checkpoint: str | None) -> Mapping:
+    """Returns the fingerprint of a resumed run with its shorter lengths so far, under CONTINUED.
 
-
-def warn_of_changes(fingerprint: Mapping, checkpoint: str | None) -> None:
-    """Warns about library versions that differ from the checkpoint, and about the user's code, which may differ."""
+    Warns about library versions that differ from the checkpoint, and about the user's code, which may differ.
+    """
     if checkpoint is None:
-        return
-    then = read_json(Path(checkpoint) / MARKER)[DEPENDS_ON].get("versions", {})
+        return fingerprint
+    then = read_json(Path(checkpoint) / MARKER)[DEPENDS_ON]
     for name, version in fingerprint["versions"].items():
-        if then.get(name) != version:
-            print_on_main(f"warning: {checkpoint}: {name} was {then.get(name)}, is now {version}. Results may change")
+        before = then.get("versions", {}).get(name)
+        if before != version:
+            print_on_main(f"warning: {checkpoint}: {name} was {before}, is now {version}. Results may change")
     for name in own_names(fingerprint):
         print_on_main(f"warning: {checkpoint}: {name} is compared by name only; make sure that it has not changed")
+    lengths = then.get(CONTINUED, [])
+    if longer := change_of_length(then, fingerprint)[0]:
+        print_on_main(f"Continuing for longer: {longer}")
+        lengths = [*lengths, f"{Path(checkpoint).name}: {longer}"]
+    return fingerprint | {CONTINUED: lengths} if lengths else fingerprint

@@ -99,35 +99,22 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
         raise UserError(f"metric_for_best_model={metric!r}: this metric is not measured{hint}")
 
 
-def make_plan(
-    args,
-    estimator,
-    batch_size: int | None,
-    starting: StartingEncoder,
-    split: Split | None,
-    eval_dataset,
-    own_metrics: bool,
-) -> Plan:
-    """Makes the training plan of the settings, and checks it against the rows and the encoder's size.
-
-    Args:
-        args, estimator, batch_size: see `resolve`.
-        split: the training rows, or None if there is no training.
-        own_metrics: True if a function of the user's computes metrics.
+def make_plan(trainer) -> Plan:
+    """Makes the plan of a trainer's settings, and checks it against its rows and its encoder's size.
 
     Raises:
         UserError: the settings are incompatible, or a check fails.
     """
-    plan = resolve(args, estimator, batch_size)
-    dims = plan.dims or starting.profile.matryoshka_dims
-    measured = ()
+    args = trainer.args
+    plan = resolve(args, trainer.estimator, trainer._train_batch_size)
+    size = trainer.starting.size
+    dims = plan.dims or trainer.encoder.matryoshka_dims
     if dims:
-        check_dims(dims, starting.size)
-        measured = [dim for dim in dims if dim < starting.size]
-    if not own_metrics:
-        check_metric(args, measured, eval_dataset)
-    if split is not None:
-        check_rows_of(plan, args, estimator, split)
+        check_dims(dims, size)
+    if trainer.compute_metrics is None:
+        check_metric(args, [dim for dim in dims if dim < size], trainer.eval_dataset)
+    if trainer.train_split is not None:
+        check_rows_of(plan, args, trainer.estimator, trainer.train_split)
     return plan
 
 
@@ -331,7 +318,7 @@ def first_encoder(
 
     Args:
         model: see `starting_encoder`. None if `model_init` creates it.
-        arguments: the keyword arguments for `Trainer`, which are changed in place.
+        arguments: the keyword arguments for `Trainer`, which are changed.
 
     Raises:
         UserError: an argument is invalid or unsupported. The message suggests an alternative.

@@ -61,32 +61,33 @@ TRAINING_ROWS = "the training rows"
 MEASURED_ROWS = "the rows to measure"
 STARTING_WEIGHTS = "the weights before training"
 PASSES = "the forward passes"
-LENGTHS = ("num_train_epochs", "max_steps")
-# A run in its folder may become longer (see `shortened`), and a finished run stays finished on another device.
-MAY_CHANGE = frozenset((*LENGTHS, PASSES))
+LENGTHS = ("max_steps", "num_train_epochs")  # the first one counts if it is positive
+MAY_CHANGE = frozenset((PASSES,))  # of a run in its folder: a finished run stays finished on another device
 # A resumed run gets its weights from the checkpoint, and compares what options produced: the rows, the encoder, the
 # criterion and the estimator.
 MAY_CHANGE_ON_RESUME = frozenset(
-    (*LENGTHS, "do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS, STARTING_WEIGHTS)
+    ("do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS, STARTING_WEIGHTS)
 ).union(*map(option_specs, (ModelArguments, DataArguments, EstimatorOptions, LossOptions)))
 
 
 def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]:
     """Lists the differences between two run fingerprints, such as "seed was 42, is now 7".
 
-    A missing option counts as its default value. Options in AFFECT_CHOICES and all other keys, except the format, are
-    compared only if both fingerprints have them. Versions of libraries are never compared.
+    A run may become longer. A missing option counts as its default value. Options in AFFECT_CHOICES and all other
+    keys, except the format, are compared only if both fingerprints have them. Versions of libraries are never
+    compared.
 
     Args:
         then: a fingerprint from a checkpoint or record.
         now: the current run's fingerprint.
         may_change: the keys to ignore.
     """
-    lines = []
+    length, shorter = change_of_length(then, now)
+    lines = [length] if shorter else []
     defaults = _defaults()
     for name in [*now, *(name for name in then if name not in now)]:
         known = name in defaults or name == "format" or (name in then and name in now)
-        if name in may_change or name == "versions" or not known:
+        if name in (*may_change, *LENGTHS, "versions") or not known:
             continue
         before = then.get(name, defaults.get(name))
         after = now.get(name, defaults.get(name))
@@ -99,20 +100,17 @@ def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]
     return lines
 
 
-def shortened(then: Mapping, now: Mapping) -> str | None:
-    """Returns how a run became shorter, such as "num_train_epochs was 3, is now 2", or None if it did not.
+def change_of_length(then: Mapping, now: Mapping) -> tuple[str | None, bool]:
+    """Returns how the length of a run changed, such as "num_train_epochs was 3, is now 2", and whether it is shorter.
 
     Epochs are not compared with steps, because a fingerprint does not know the number of steps in an epoch.
     """
-    defaults = _defaults()
-    counts = [{name: run.get(name, defaults[name]) for name in LENGTHS} for run in (then, now)]
-    before, after = counts
-    name = "max_steps"
-    if before[name] <= 0 and after[name] <= 0:
-        name = "num_train_epochs"
-    if 0 < after[name] < before[name]:
-        return f"{name} was {before[name]:g}, is now {after[name]:g}"
-    return None
+    for name in LENGTHS:
+        before, after = (run.get(name, _defaults()[name]) for run in (then, now))
+        if before > 0 or after > 0:
+            break
+    line = None if before == after else f"{name} was {before:g}, is now {after:g}"
+    return line, 0 < after < before
 
 
 # ---- The fingerprint ----
@@ -123,8 +121,7 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
 
     Args:
         options: the dataclass instances with the options. One of them has the training arguments.
-        metrics_choose: True if evaluation metrics affect the weights in a way that the options don't show, such as
-            through an early-stopping callback.
+        metrics_choose: True if evaluation metrics select the final weights, stop training or change the learning rate.
     """
     values = option_values(*options)
     (args,) = (part for part in options if isinstance(part, TrainingArguments))
@@ -134,11 +131,10 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
         "precision": args.mixed_precision,
         "versions": environment(),
     }
-    chosen = metrics_choose or choose_by_metrics(args)
     defaults = _defaults()
     for name, value in plain_settings(values).items():
         if name in AFFECT_CHOICES:
-            counts = chosen
+            counts = metrics_choose
         else:
             counts = affects_results(name) and _or_none(value) != defaults.get(name)
         if counts:
@@ -153,11 +149,8 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
 
 
 def choose_by_metrics(args: TrainingArguments) -> bool:
-    """Returns True if evaluation metrics select the final weights, stop training or change the learning rate."""
-    if getattr(args, "early_stopping_patience", None):
-        return True
-    schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    return args.load_best_model_at_end or schedule in FALLING
+    """Returns True if options let evaluation metrics select the final weights or change the learning rate."""
+    return args.load_best_model_at_end or args.lr_scheduler_type in FALLING
 
 
 @functools.cache
@@ -206,8 +199,8 @@ def _content(reference: Reference, languages: Sequence[str]) -> str | list[str]:
     """Returns the hash or name of what an option refers to, or a list for several sources or languages."""
     found = []
     for value in reference.values:
-        for place in dict.fromkeys(value.replace("{language}", language.strip()) for language in languages):
-            found.append(content_of(reference.kind, place))
+        for name in dict.fromkeys(value.replace("{language}", language.strip()) for language in languages):
+            found.append(content_of(reference.kind, name))
     return found[0] if len(found) == 1 else found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ class GlobalRows(list):
         self.epoch = epoch
 
 
+@dataclass(eq=False)
 class GlobalBatchSampler(BatchSampler):
     """A sampler that yields the row indices of each global batch. The batches depend only on the seed and the epoch.
 
@@ -49,42 +51,33 @@ class GlobalBatchSampler(BatchSampler):
         UserError: there are too few rows, or too few rows in one language, for a full batch.
     """
 
-    def __init__(
-        self,
-        rows: int,
-        batch_size: int,
-        strategy: str = "random",
-        seed: int = 0,
-        drop_last: bool = True,
-        text_ids: Sequence[np.ndarray] = (),
-        lengths: np.ndarray | None = None,
-        languages: Sequence[str] = (),
-        similar: Mapping | None = None,
-    ):
-        self.names, self.languages = np.unique(np.asarray(languages, dtype=str), return_inverse=True)
-        counts = [rows]
+    rows: int
+    batch_size: int
+    strategy: str = "random"
+    seed: int = 0
+    drop_last: bool = True
+    text_ids: Sequence[np.ndarray] = ()
+    lengths: np.ndarray | None = None
+    languages: Sequence[str] = ()
+    similar: Mapping | None = None
+    epoch = 0
+
+    def __post_init__(self):
+        self.names, self.language_of = np.unique(np.asarray(self.languages, dtype=str), return_inverse=True)
+        counts = [self.rows]
         smallest = ""
-        if strategy == "one_language":
+        if self.strategy == "one_language":
             if len(self.languages) == 0:
                 raise UserError("train_sampling_strategy='one_language': the training rows have no column 'language'")
-            counts = np.bincount(self.languages).tolist()
+            counts = np.bincount(self.language_of).tolist()
             smallest = f" {self.names[np.argmin(counts)]}"
-        if drop_last and min(counts) < batch_size:
+        size = self.batch_size
+        if self.drop_last and min(counts) < size:
             raise UserError(
-                f"{min(counts)}{smallest} training rows do not fill one batch of {batch_size} (per-process batch x "
-                "processes); set a smaller per_device_train_batch_size, or "
-                "dataloader_drop_last=False"
+                f"{min(counts)}{smallest} training rows do not fill one batch of {size} (per-process batch x "
+                "processes); set a smaller per_device_train_batch_size, or dataloader_drop_last=False"
             )
-        self.batches = sum(count // batch_size if drop_last else -(-count // batch_size) for count in counts)
-        self.rows = rows
-        self.batch_size = batch_size
-        self.strategy = strategy
-        self.seed = seed
-        self.drop_last = drop_last
-        self.text_ids = text_ids
-        self.lengths = lengths
-        self.epoch = 0
-        self.similar = similar
+        self.batches = sum(count // size if self.drop_last else -(-count // size) for count in counts)
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch whose batches the next iteration yields."""
@@ -130,12 +123,12 @@ class GlobalBatchSampler(BatchSampler):
 
     def _no_duplicates(self, generator: np.random.Generator) -> Iterator[list[int]]:
         """Yields random batches without repeated query or code texts. Rows that fit into no batch are skipped."""
-        places = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
+        capacity = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
         texts_of = shared_texts(self.text_ids)
         order = generator.permutation(self.rows).tolist()
-        batches = _placed_apart([row for row in order if row in texts_of], texts_of, places, generator)
+        batches = _apart([row for row in order if row in texts_of], texts_of, capacity, generator)
         others = [row for row in order if row not in texts_of]
-        free = np.repeat(np.arange(len(places)), places - [len(batch) for batch in batches])
+        free = np.repeat(np.arange(len(capacity)), capacity - [len(batch) for batch in batches])
         for row, batch in zip(others, generator.permutation(free).tolist(), strict=False):
             batches[batch].append(row)
         return (generator.permutation(batch).tolist() for batch in batches)
@@ -150,7 +143,7 @@ class GlobalBatchSampler(BatchSampler):
     def _one_language(self, generator: np.random.Generator) -> Iterator[list[int]]:
         """Yields random batches, each in a single language, with the languages in random order."""
         order = generator.permutation(self.rows)
-        parts = (order[self.languages[order] == language] for language in range(len(self.names)))
+        parts = (order[self.language_of[order] == language] for language in range(len(self.names)))
         return self._split_parts(parts, generator)
 
     def _similar(self, generator: np.random.Generator) -> Iterator[list[int]]:
@@ -160,28 +153,28 @@ class GlobalBatchSampler(BatchSampler):
 
 
 def _shuffled(batches: list[list[int]], generator: np.random.Generator) -> Iterator[list[int]]:
-    return (batches[place] for place in generator.permutation(len(batches)))
+    return (batches[index] for index in generator.permutation(len(batches)))
 
 
-def _placed_apart(
-    rows: Sequence[int], texts_of: Mapping[int, set], places: np.ndarray, generator: np.random.Generator
+def _apart(
+    rows: Sequence[int], texts_of: Mapping[int, set], capacity: np.ndarray, generator: np.random.Generator
 ) -> list[list[int]]:
     """Assigns each row to a random batch that has room and contains none of the row's texts, in linear time.
 
     Args:
         rows: the rows to assign.
         texts_of: the ids of each row's texts.
-        places: the number of rows that fit into each batch.
+        capacity: the number of rows that fit into each batch.
 
     Returns:
         The rows of each batch. A row that fits into no batch is skipped.
     """
-    batches: list[list[int]] = [[] for _ in places]
-    texts_in: list[set] = [set() for _ in places]
+    batches: list[list[int]] = [[] for _ in capacity]
+    texts_in: list[set] = [set() for _ in capacity]
     held: Counter = Counter()  # the number of batches that contain a text
-    room = places.tolist()
-    with_room = list(range(len(places)))
-    place_of = with_room.copy()  # the position of a batch in `with_room`
+    room = capacity.tolist()
+    with_room = list(range(len(capacity)))
+    index_of = with_room.copy()  # the position of a batch in `with_room`
     without: dict[object, list[int]] = {}  # for a common text, the batches that lack it
     for row in rows:
         texts = texts_of[row]
@@ -203,8 +196,8 @@ def _placed_apart(
         if not room[batch]:
             last = with_room.pop()
             if last != batch:
-                with_room[place_of[batch]] = last
-                place_of[last] = place_of[batch]
+                with_room[index_of[batch]] = last
+                index_of[last] = index_of[batch]
     return batches
 
 

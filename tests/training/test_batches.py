@@ -43,9 +43,9 @@ FIVE = [7, 2, 5, 0, 9]
 
 def batches_of(tokens, collator=None, answers=None, **options) -> TrainBatches:
     """Makes `TrainBatches` in which pair i has query i and code i."""
-    places = np.arange(ROWS)
+    rows = np.arange(ROWS)
     options = {"target_maker": TargetMaker(Criterion("info_nce"), relevant=answers)} | options
-    return TrainBatches(tokens, np.stack([places, places], axis=1), collator or padding(), **options)
+    return TrainBatches(tokens, np.stack([rows, rows], axis=1), collator or padding(), **options)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_run_resumes_only_for_as_long_or_longer(trainer_of, tmp_path, then, no
     if shorter is None:
         compared(lambda: after, str(checkpoint))
     else:
-        with refused(f"{checkpoint}: {shorter}. The learning rate depends on the length of a run"):
+        with refused(f"{checkpoint}: {shorter}. A run must resume with its original settings, and with at least its"):
             compared(lambda: after, str(checkpoint))
 
 
@@ -78,6 +78,25 @@ def test_the_loss_of_a_resumed_run_is_the_mean_of_the_whole_run(trainer_of):
     losses = [each.state.log_history[-1]["train_loss"] for each in (whole, again)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert output.training_loss == losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["linear", "warmup_stable_decay"])
+def test_a_longer_run_has_the_rates_of_its_new_length_and_a_record_of_the_earlier_ones(trainer_of, capsys, schedule):
+    options = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-2, "lr_scheduler_type": schedule}
+    if schedule == "warmup_stable_decay":
+        options["lr_scheduler_kwargs"] = {"num_decay_steps": 2}
+    trained = []
+    for steps, resume in ((2, None), (4, "last"), (6, "last"), (6, None)):
+        trainer = trainer_of(max_steps=steps, **options)
+        trainer.train(resume)
+        trained.append(trainer)
+    *_, longest, whole = trained
+    rates = [[entry["learning_rate"] for entry in each.state.log_history if "loss" in entry] for each in trained]
+    assert rates[2][4:] == rates[3][4:]
+    lines = ["checkpoint-2: max_steps was 2, is now 4", "checkpoint-4: max_steps was 4, is now 6"]
+    assert longest.run_fingerprint["continued from"] == lines and "continued from" not in whole.run_fingerprint
+    assert "Continuing for longer: max_steps was 4, is now 6" in capsys.readouterr().err
 
 
 EVALUATIONS = itertools.count()

@@ -27,8 +27,8 @@ def batches(seed: int = 0, **options) -> list[list[int]]:
 
 def one_to_one(neighbours: np.ndarray, *arguments, **options) -> list[list[int]]:
     """Calls `similar_batches` for pairs in which pair i has query i and code i."""
-    places = np.arange(len(neighbours))
-    return similar_batches(np.stack([places, places], axis=1), neighbours, *arguments, **options)
+    rows = np.arange(len(neighbours))
+    return similar_batches(np.stack([rows, rows], axis=1), neighbours, *arguments, **options)
 
 
 def flat(found: list[list[int]]) -> list[int]:

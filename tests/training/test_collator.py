@@ -54,8 +54,8 @@ def test_every_text_is_there_once_and_no_pass_is_larger_than_asked(collate, larg
         counts = {"query": 7 + more, "code": 7 + more}
     inputs = collated(collate, LENGTHS, largest, counts)
     texts = [text for each in inputs.passes for text in restored(each)]
-    for places, side in ((inputs.queries, "query"), (inputs.codes, "code")):
-        assert [len(texts[place]) for place in places] == list(LENGTHS[side])
+    for positions, side in ((inputs.queries, "query"), (inputs.codes, "code")):
+        assert [len(texts[position]) for position in positions] == list(LENGTHS[side])
     if largest and not more:
         assert max(len(restored(each)) for each in inputs.passes) <= largest
     if largest is None and collate.packs:

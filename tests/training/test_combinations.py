@@ -43,7 +43,7 @@ def make(trainer_of, _model, rows):
     """
 
     def trainer(number: int, twins: int, **options):
-        own = [rows[place % len(rows)] for place in range(number)]
+        own = [rows[row % len(rows)] for row in range(number)]
         for twin in range(min(twins, number // 2)):
             own[-1 - twin] = own[twin]
         languages = ("go", "ruby", "ruby")

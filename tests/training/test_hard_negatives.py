@@ -91,7 +91,7 @@ def test_the_column_names_rows_by_url_and_further_codes_by_text(make_trainer, ro
     trainer = fitted(make_trainer(bm25(), with_column(rows[:8], values), negatives_per_query=2))
     [batch] = batches_of(trainer)
     assert batch.code_rows.tolist()[8:] == [8]  # urls of rows in the batch add no column
-    assert [bool(batch.targets.negatives[place, 8]) for place in np.argsort(batch.rows)] == [
+    assert [bool(batch.targets.negatives[row, 8]) for row in np.argsort(batch.rows)] == [
         True,
         *[False] * 3,
         *[True] * 4,

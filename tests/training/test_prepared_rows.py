@@ -127,8 +127,8 @@ def test_distilling_from_the_initial_model_adds_nothing_before_the_first_step(ma
 def test_duplicates_are_left_out_or_right_answers_or_negatives(make_trainer, rows, false_negatives):
     twin = rows[0] | {"code": "def other(): pass", "code_tokens": ["other"]}
     [batch] = batches_of(make_trainer(bm25(), Dataset.from_list([*rows[:7], twin]), false_negatives=false_negatives))
-    places = np.argsort(batch.rows)
-    first, last = int(places[0]), int(places[7])
+    order = np.argsort(batch.rows)
+    first, last = int(order[0]), int(order[7])
     assert (batch.targets.negatives is None) == (false_negatives == "ignore")
     assert (batch.targets.extra_positives is None) == (false_negatives != "positives")
     if false_negatives != "ignore":

@@ -7,6 +7,7 @@ change. `test_readers.py` has a similar table for the caches of rows and embeddi
 import copy
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 import shutil
@@ -25,12 +26,13 @@ from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.training import AFFECT_CHOICES, AFFECT_NOTHING, SoftInfoNCETrainingArguments
-from soft_trainer.training.output_folder import mark_complete, warn_of_changes
+from soft_trainer.training.output_folder import continued, mark_complete
 from soft_trainer.training.run_fingerprint import (
     MAY_CHANGE,
     MAY_CHANGE_ON_RESUME,
     affects_results,
     changes,
+    choose_by_metrics,
     run_fingerprint,
     splits_hash,
 )
@@ -40,48 +42,51 @@ BEST |= {"eval_steps": 2}
 PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"mode": "max"}}
 PLATEAU |= {"eval_strategy": "steps", "eval_steps": 2}
 
-# name: (options before, changed options, message of a folder, message of a resumed run)
+CHANGED = {"seed": 7, "learning_rate": 1e-4, "per_device_train_batch_size": 7, "optim": "sgd", "temperature": 3.0}
+CHANGED |= {"lr_scheduler_type": "cosine", "gradient_accumulation_steps": 2, "train_sampling_strategy": "sequential"}
+CHANGED |= {"matryoshka_dims": "32,16"}
+LINES = [
+    "seed was 42, is now 7",
+    "per_device_train_batch_size was 8",
+    "optim was adamw_torch",
+    "lr_scheduler_type was",
+]
+LINES += ["gradient_accumulation_steps was 1", "train_sampling_strategy was random", "matryoshka_dims was None"]
+NO_EFFECT = {"save_strategy": "steps", "save_steps": 1, "logging_steps": 9, "per_device_eval_batch_size": 3}
+NO_EFFECT |= {"save_total_limit": 1, "report_to": "none", "metric_for_best_model": "recall@1", "max_steps": 9}
+CHOOSING = {"metric_for_best_model": "recall@1", "greater_is_better": False, "eval_steps": 1, "save_steps": 4}
+CHOSEN = ["metric_for_best_model was mrr, is now recall@1", "greater_is_better was", "eval_steps was 2, is now 1"]
+CHOSEN += ["save_steps was 2, is now 4", "eval_delay was 0, is now 1"]
+
+# name: (options before, changed options, messages of a folder, messages of a resumed run)
 OPTIONS = {
-    "seed": ({}, {"seed": 7}, "seed was 42, is now 7", "seed was 42, is now 7"),
-    "learning rate": ({}, {"learning_rate": 1e-4}, "learning_rate was 2e-05", "learning_rate was 0.001"),
-    "batch": ({}, {"per_device_train_batch_size": 7}, "per_device_train_batch_size was 8", "per_device_train_batch"),
-    "optimizer": ({}, {"optim": "sgd"}, "optim was adamw_torch", "optim was adamw_torch"),
-    "schedule": ({}, {"lr_scheduler_type": "cosine"}, "lr_scheduler_type was linear", "lr_scheduler_type was linear"),
-    "accumulation": ({}, {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps", "gradient_accumulation"),
-    "sampling": ({}, {"train_sampling_strategy": "sequential"}, "train_sampling_strategy", "train_sampling_strategy"),
-    "dimensions": ({}, {"matryoshka_dims": "32,16"}, "matryoshka_dims was None", "matryoshka_dims was None"),
-    "temperature": (
+    "what the weights depend on": (
         {},
-        {"temperature": 3.0},
-        "temperature was None, is now 3.0",
-        "the criterion's temperature was 1.0",
+        CHANGED,
+        [*LINES, "learning_rate was 2e-05", "temperature was None, is now 3.0"],
+        [*LINES, "learning_rate was 0.001", "the criterion's temperature was 1.0"],
     ),
-    "loss": ({}, {"loss": "bce"}, "loss was None, is now bce", "the criterion's loss was soft_info_nce, is now bce"),
-    "more epochs": ({}, {"num_train_epochs": 20.0}, None, None),
-    "more steps": ({}, {"max_steps": 9}, None, None),
-    "best checkpoint": ({}, BEST, "load_best_model_at_end was False", "load_best_model_at_end was False"),
-    "metric that chooses": (
+    "loss": (
+        {},
+        {"loss": "bce"},
+        ["loss was None, is now bce"],
+        ["the criterion's loss was soft_info_nce, is now bce"],
+    ),
+    "what the weights do not depend on": ({}, NO_EFFECT, [], []),
+    "best checkpoint": (
+        {"do_eval": True},
         BEST,
-        {"metric_for_best_model": "recall@1"},
-        "metric_for_best_model was mrr, is now recall@1",
-        "metric_for_best_model was mrr, is now recall@1",
+        ["load_best_model_at_end was False"],
+        ["load_best_model_at_end was False"],
     ),
-    "direction that chooses": (BEST, {"greater_is_better": False}, "greater_is_better was", "greater_is_better was"),
-    "evaluations that choose": (BEST, {"eval_steps": 1}, "eval_steps was 2, is now 1", "eval_steps was 2, is now 1"),
-    "checkpoints that are chosen from": (
-        BEST,
-        {"save_steps": 4},
-        "save_steps was 2, is now 4",
-        "save_steps was 2, is now 4",
+    "what chooses the best checkpoint": (BEST, CHOOSING | {"eval_delay": 1}, CHOSEN, CHOSEN),
+    "evaluations that lower the rate": (PLATEAU, {"eval_steps": 1}, ["eval_steps was 2"], ["eval_steps was 2"]),
+    "more epochs, evaluations that choose nothing, a part that measures": (
+        {"max_steps": -1, "do_eval": True},
+        {"num_train_epochs": 20.0, "eval_strategy": "steps", "eval_steps": 1, "do_predict": True},
+        ["do_predict was False, is now True"],
+        [],
     ),
-    "delay of what chooses": (BEST, {"eval_delay": 1}, "eval_delay was 0, is now 1", "eval_delay was 0, is now 1"),
-    "evaluations that lower the rate": (PLATEAU, {"eval_steps": 1}, "eval_steps was 2, is now 1", "eval_steps was 2"),
-    "evaluations that choose nothing": ({"do_eval": True}, {"eval_strategy": "steps", "eval_steps": 1}, None, None),
-    "a part that measures": ({}, {"do_predict": True}, "do_predict was False, is now True", None),
-    "a metric that chooses nothing": ({}, {"metric_for_best_model": "recall@1"}, None, None),
-    "saving": ({}, {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}, None, None),
-    "logging": ({}, {"logging_steps": 9, "report_to": "none"}, None, None),
-    "evaluation batch": ({}, {"per_device_eval_batch_size": 3}, None, None),
 }
 
 
@@ -97,41 +102,32 @@ def parts_of(**options) -> tuple:
 
 def command(**options) -> dict:
     """Returns the fingerprint of a command."""
-    return run_fingerprint(*parts_of(**options))
+    parts = parts_of(**options)
+    return run_fingerprint(*parts, metrics_choose=choose_by_metrics(parts[-1]))
 
 
-def check(lines: list[str], expected: str | None) -> None:
-    if expected is None:
-        assert lines == []
-    else:
-        assert any(line.startswith(expected) for line in lines), lines
+def check(lines: list[str], expected: list[str]) -> None:
+    """Checks that there is one line for each expected beginning, in any order."""
+    assert len(lines) == len(expected), lines
+    for beginning in expected:
+        assert any(line.startswith(beginning) for line in lines), (beginning, lines)
 
 
 @pytest.mark.parametrize("change", OPTIONS)
 def test_a_changed_option(change, trainer_of):
-    before, changed, early, resumed = OPTIONS[change]
-    check(changes(command(**before), command(**before | changed), MAY_CHANGE), early)
+    before, changed, in_folder, resumed = OPTIONS[change]
+    check(changes(command(**before), command(**before | changed), MAY_CHANGE), in_folder)
     then, now = (fingerprint_of(trainer_of(**options)) for options in (before, before | changed))
     check(changes(then, now, MAY_CHANGE_ON_RESUME), resumed)
     assert changes(then, copy.deepcopy(then), MAY_CHANGE_ON_RESUME) == []
 
 
-# name: (changes on another machine or version, message of a folder and of a resumed run)
-ELSEWHERE = {
-    "half precision": ({"bf16": True, "precision": "bf16"}, "precision was bf16"),
-    "processes": ({"processes": 2}, "processes was 2, is now 1"),
-    "format": ({"format": 99}, "format was 99"),
-    "versions": ({"versions": {"torch": "1.0"}}, None),
-    "an option of a later transformers": ({"unheard_of": 1}, None),
-}
-
-
-@pytest.mark.parametrize("change", ELSEWHERE)
-def test_a_change_of_what_the_process_sees(change):
-    changed, expected = ELSEWHERE[change]
+def test_a_change_of_what_the_process_sees():
     now = command()
+    elsewhere = {"bf16": True, "precision": "bf16", "processes": 2, "format": 99, "versions": {"torch": "1.0"}}
+    expected = ["precision was bf16", "processes was 2, is now 1", "format was 99"]
     for may_change in (MAY_CHANGE, MAY_CHANGE_ON_RESUME):
-        check(changes(now | changed, now, may_change), expected)
+        check(changes(now | elsewhere | {"of_a_later_version": 1}, now, may_change), expected)
 
 
 # ---- Content ----
@@ -147,30 +143,30 @@ REFERRING = {
     "loss": "own_module:loss",
     "deepspeed": "zero.json",
 }
-# file: the message of a folder
+# files: the messages of a folder
 CONTENT = {
-    "rows/train.jsonl": "data_dir changed",
-    "judged/test.jsonl": "eval_data_dir changed",
-    "urls/train.txt": "split_urls changed",
-    "encoder/model.safetensors": "model_name_or_path changed",
-    "encoder/1_Pooling/config.json": "model_name_or_path changed",
-    "teacher/config.json": "estimator_model changed",
-    "zero.json": "deepspeed changed",
-    # The rows of a tree are compared once they are loaded.
-    "tree/a.py": None,
-    # The user's own code is compared by name.
-    "own_module.py": None,
-    # Files that a run does not read
-    "encoder/README.md": None,
-    "encoder/log.txt": None,
+    ("rows/train.jsonl", "judged/test.jsonl", "urls/train.txt", "encoder/model.safetensors", "zero.json"): [
+        "data_dir changed",
+        "eval_data_dir changed",
+        "split_urls changed",
+        "model_name_or_path changed",
+        "deepspeed changed",
+    ],
+    ("encoder/1_Pooling/config.json", "teacher/config.json"): [
+        "model_name_or_path changed",
+        "estimator_model changed",
+    ],
+    # The rows of a tree are compared once they are loaded, the user's own code is compared by name, and a run does not
+    # read the other files.
+    ("tree/a.py", "own_module.py", "encoder/README.md", "encoder/log.txt"): [],
 }
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     """A folder with everything that options can refer to."""
     monkeypatch.chdir(tmp_path)
-    for name in CONTENT:
+    for name in itertools.chain(*CONTENT):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("first = 1\n")
     return tmp_path
@@ -184,50 +180,43 @@ def referring(**options) -> dict:
     return run_fingerprint(*parts)
 
 
-@pytest.mark.parametrize("file", CONTENT)
-def test_changed_content(file, place):
+@pytest.mark.parametrize("files", CONTENT, ids=" ".join)
+def test_changed_content(files, folder):
     then = referring()
-    (place / file).write_text("second = 2\n")
-    check(changes(then, referring(), MAY_CHANGE), CONTENT[file])
+    for file in files:
+        (folder / file).write_text("second = 2\n")
+    check(changes(then, referring(), MAY_CHANGE), CONTENT[files])
 
 
-def test_content_that_moved_is_the_same_and_no_path_is_stored(place):
+def test_content_that_moved_is_the_same_and_no_path_is_stored(folder):
     then = referring()
-    (place / "rows").rename(place / "moved")
-    assert changes(then, referring(data_dir=str(place / "moved")), MAY_CHANGE) == []
-    stored = json.dumps(referring(**{name: str(place / value) for name, value in REFERRING.items() if name != "loss"}))
-    assert str(place) not in stored
+    (folder / "rows").rename(folder / "moved")
+    assert changes(then, referring(data_dir=str(folder / "moved")), MAY_CHANGE) == []
+    stored = json.dumps(
+        referring(**{name: str(folder / value) for name, value in REFERRING.items() if name != "loss"})
+    )
+    assert str(folder) not in stored
 
 
-def test_the_base_of_an_adapter_counts(place):
-    (place / "adapter").mkdir()
-    (place / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "encoder"}')
+def test_the_base_of_an_adapter_counts(folder):
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "encoder"}')
     then = command(model_name_or_path="adapter")
     assert changes(then, command(model_name_or_path="adapter"), MAY_CHANGE) == []
-    (place / "encoder" / "model.safetensors").write_text("second = 2")
+    (folder / "encoder" / "model.safetensors").write_text("second = 2")
     assert changes(then, command(model_name_or_path="adapter"), MAY_CHANGE) == ["model_name_or_path changed"]
 
 
-# name: (the changed rows, message of a folder, of a resumed run)
-ROWS = {
-    "training rows": ("train", "the training rows changed", "the training rows changed"),
-    "test rows": ("test", "the rows to measure changed", None),
-    "an additional set": ("more", "the rows to measure changed", None),
-}
-
-
-@pytest.mark.parametrize("change", ROWS)
-def test_changed_rows(change, dataset):
-    changed, folder, resumed = ROWS[change]
-    both = []
-    for size in (9, 8):
-        parts = {}
+def test_changed_rows(dataset):
+    def found(**sizes):
+        splits = {}
         for name in ("train", "test", "more"):
-            parts[name] = Split.from_pairs(dataset.select(range(size if name == changed else 9)))
-        train = parts.pop("train")
-        both.append({"the training rows": train.fingerprint(), "the rows to measure": splits_hash(parts)})
-    check(changes(*both, MAY_CHANGE), folder)
-    check(changes(*both, MAY_CHANGE_ON_RESUME), resumed)
+            splits[name] = Split.from_pairs(dataset.select(range(sizes.get(name, 9))))
+        return {"the training rows": splits.pop("train").fingerprint(), "the rows to measure": splits_hash(splits)}
+
+    for changed in ({"test": 8}, {"more": 8}):
+        check(changes(found(), found(**changed), MAY_CHANGE), ["the rows to measure changed"])
+        check(changes(found(), found(train=8, **changed), MAY_CHANGE_ON_RESUME), ["the training rows changed"])
 
 
 def other_tokenizer(parts):
@@ -271,19 +260,30 @@ def rows(name, *numbers):
     return lambda parts: {name: parts["train_dataset"].select(range(*numbers))}
 
 
-# name: (options, the change in the trainer, the message of a resumed run)
+def each(*changes):
+    return lambda parts: {name: value for change in changes for name, value in change(parts).items()}
+
+
+def shorter(parts):
+    return {"encoder": parts["encoder"].replace(query_length=8)}
+
+
+# name: (options, the change in the trainer, the messages of a resumed run)
 LOADED = {
-    "rows": ({}, rows("train_dataset", 20), "the training rows changed"),
-    "order of rows": ({}, rows("train_dataset", 23, -1, -1), "the training rows changed"),
-    "length": ({}, lambda parts: {"encoder": parts["encoder"].replace(query_length=8)}, "the encoder's query_length"),
-    "tokenizer": ({}, other_tokenizer, "the tokenizer changed"),
-    "dropout": ({}, other_model(dropout), ANOTHER_ENCODER),
-    "frozen weights": ({}, other_model(freeze), ANOTHER_ENCODER),
-    "adapter": ({}, other_model(adapter), "the adapter changed"),
-    "weights that the checkpoint has": ({}, other_model(weight), None),
-    "weights to merge with": ({"merge_ratio": 0.5}, other_model(weight), "the weights to merge with changed"),
-    "evaluation rows": ({}, rows("eval_dataset", 9), None),
-    "evaluation rows that choose": (BEST, rows("eval_dataset", 9), "the evaluation rows changed"),
+    "all": (
+        {},
+        each(rows("train_dataset", 20), shorter, other_tokenizer, other_model(dropout)),
+        ["the training rows changed", "the encoder's query_length", "the tokenizer changed", ANOTHER_ENCODER],
+    ),
+    "order of rows, frozen weights": (
+        {},
+        each(rows("train_dataset", 23, -1, -1), other_model(freeze)),
+        ["the training rows changed", ANOTHER_ENCODER],
+    ),
+    "adapter": ({}, other_model(adapter), ["the adapter changed", ANOTHER_ENCODER, "learning_rate was"]),
+    "weights that the checkpoint has, evaluation rows": ({}, each(other_model(weight), rows("eval_dataset", 9)), []),
+    "weights to merge with": ({"merge_ratio": 0.5}, other_model(weight), ["the weights to merge with changed"]),
+    "evaluation rows that choose": (BEST, rows("eval_dataset", 9), ["the evaluation rows changed"]),
 }
 
 
@@ -328,47 +328,41 @@ def own(tmp_path, monkeypatch):
     del sys.modules["own_module"]
 
 
-def estimator(make):
-    return lambda own: {"estimator": make(own)}
+def with_own(make, **arguments):
+    return lambda own: {
+        "estimator": make(own),
+        "arguments": {name: getattr(own, arguments[name]) for name in arguments},
+    }
 
 
-def argument(**arguments):
-    return lambda own: {"arguments": {name: getattr(own, value) for name, value in arguments.items()}}
-
-
-# name: (options, the trainer's arguments before and after, the message of a resumed run)
+# name: (options, the trainer's arguments before and after, the messages of a resumed run)
 OBJECTS = {
     "a setting of an estimator": (
         {},
-        estimator(lambda own: BM25Estimator()),
-        estimator(lambda own: BM25Estimator(k1=2.0)),
-        "the estimator's k1 was 1.2, is now 2.0",
+        with_own(lambda own: BM25Estimator()),
+        with_own(lambda own: BM25Estimator(k1=2.0)),
+        ["the estimator's k1 was 1.2, is now 2.0"],
     ),
-    "another estimator": (
-        {},
-        estimator(lambda own: BM25Estimator()),
-        estimator(lambda own: own.Estimator([])),
-        "the estimator was BM25Estimator, is now own_module:Estimator",
-    ),
-    "a setting of the user's estimator": (
-        {},
-        estimator(lambda own: own.Estimator(["/home/me/a"])),
-        estimator(lambda own: own.Estimator(["/home/me/b"])),
-        None,
-    ),
-    "collator": (
-        {},
-        argument(),
-        argument(data_collator="collate"),
-        "the collator was None, is now own_module:collate",
-    ),
-    "metrics that choose": (
+    "the user's own estimator, collator and metrics": (
         BEST,
-        argument(),
-        argument(compute_metrics="rate"),
-        "the metrics was None, is now own_module:rate",
+        with_own(lambda own: BM25Estimator()),
+        with_own(lambda own: own.Estimator([]), data_collator="collate", compute_metrics="rate"),
+        [
+            "the estimator was BM25Estimator, is now own_module:Estimator",
+            "the collator was None, is now own_module:collate",
+            "the metrics was None, is now own_module:rate",
+            # what the estimator and the collator decide
+            "the criterion's alpha was 1.5",
+            "the criterion's beta was 0.5",
+            "the forward passes was packed",
+        ],
     ),
-    "metrics that choose nothing": ({}, argument(), argument(compute_metrics="rate"), None),
+    "a setting of the user's estimator, and metrics that choose nothing": (
+        {},
+        with_own(lambda own: own.Estimator(["/home/me/a"])),
+        with_own(lambda own: own.Estimator(["/home/me/b"]), compute_metrics="rate"),
+        [],
+    ),
 }
 
 
@@ -383,7 +377,7 @@ def test_resuming_names_what_is_compared_by_name_only(own, trainer_of, tmp_path,
     options = {"estimator": own.Estimator([]), "arguments": {"data_collator": own.collate}}
     found = fingerprint_of(trainer_of(loss="own_losses:info_nce", **options))
     mark_complete(tmp_path / "checkpoint-1", found)
-    warn_of_changes(found | {"versions": {"torch": "1.0"}}, str(tmp_path / "checkpoint-1"))
+    continued(found | {"versions": {"torch": "1.0"}}, str(tmp_path / "checkpoint-1"))
     said = capsys.readouterr().err
     for name in ("own_losses:info_nce", "own_module:Estimator", "own_module:collate"):
         assert f"{name} is compared by name only" in said

@@ -60,8 +60,8 @@ def test_a_split_is_measured_by_its_judgments(trainer_of, dataset):
     found = trainer.evaluate()
     embedded = [trainer.embed_rows(part, side) for part, side in ((split.queries, "query"), (dataset, "code"))]
     scores = embedded[0].double() @ embedded[1].double().T
-    places = [min(int((scores[q] >= scores[q, c]).sum()) for q, c in pairs if q == query) for query in range(3)]
-    assert found["eval_a_mrr"] == pytest.approx(np.mean([1 / place for place in places]))
+    ranks = [min(int((scores[q] >= scores[q, c]).sum()) for q, c in pairs if q == query) for query in range(3)]
+    assert found["eval_a_mrr"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
     assert found["eval_a_pool_size"] == 24 and 0 < found["eval_a_ndcg@10"] <= 1 and "eval_map" in found
     unanswered = Split.from_grades(dataset.select(range(3)), dataset, pairs[:3], [1.0, 2.0, 1.0])
     with pytest.raises(UserError, match="row 3: no relevant function in the corpus"):

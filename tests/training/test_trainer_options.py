@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import json
 import math
 import re
 import shutil
@@ -471,14 +472,22 @@ def test_training_resumes_from_the_last_checkpoint(trainer_of, capsys):
 
 
 @pytest.mark.slow
-def test_early_stopping_resumes_where_it_was(trainer_of):
+def test_early_stopping_resumes_where_it_was(trainer_of, tmp_path):
+    """Stops a run within an epoch, and resumes it before the stop and where it stopped."""
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 8}
-    for checkpoint in (None, "checkpoint-3"):
-        callbacks = [EstimatorCallback(BM25Estimator()), EarlyStoppingCallback(3)]
-        trainer = trainer_of(learning_rate=0.0, save_total_limit=9, arguments={"callbacks": callbacks}, **options)
-        trainer.train(checkpoint and str(Path(trainer.args.output_dir, checkpoint)))
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "mrr", "save_total_limit": 9}
+    ended = []
+    for checkpoint in (None, "checkpoint-3", "checkpoint-4"):
         # With a learning rate of 0, the first evaluation stays best, and three more evaluations stop the run.
+        callbacks = [EstimatorCallback(BM25Estimator()), EarlyStoppingCallback(3)]
+        trainer = trainer_of(learning_rate=0.0, arguments={"callbacks": callbacks}, **options)
+        output = trainer.train(checkpoint and str(tmp_path / "out" / checkpoint))
+        trainer.save_state()
+        state = json.loads((tmp_path / "out" / "trainer_state.json").read_text())
+        final = state.pop("log_history")[-1]
+        ended.append((output.training_loss, final["train_loss"], final["step"], state, trainer.state.best_global_step))
         assert trainer.state.global_step == 4
+    assert ended[0] == ended[1] == ended[2]
 
 
 # ---- Users' estimators ----
@@ -495,9 +504,9 @@ def test_a_split_of_several_codes_and_queries_trains(trainer_of, dataset):
     assert trainer.train_split is split and len(trainer.train_dataset) == 15
     (batch,) = trainer.get_train_dataloader()
     right = {(query, code) for query, code in pairs.tolist()}
-    for place, query in enumerate(batch.query_rows.tolist()):
-        answers = batch.targets.extra_positives[place].clone()
-        answers[batch.targets.positives[place]] = True
+    for row, query in enumerate(batch.query_rows.tolist()):
+        answers = batch.targets.extra_positives[row].clone()
+        answers[batch.targets.positives[row]] = True
         expected = [(query, code) in right for code in batch.code_rows.tolist()]
         assert answers.tolist() == expected
     trainer.train()
