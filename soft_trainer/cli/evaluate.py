@@ -65,9 +65,10 @@ def run(arguments: argparse.Namespace) -> None:
         from soft_trainer import SoftInfoNCETrainer, distributed
         from soft_trainer.encoders.loading import profile_warnings
         from soft_trainer.evaluation.results import LABELS, metrics_table
-        from soft_trainer.evaluation.run_file import write_run_file
         from soft_trainer.run.opening import open_run
         from soft_trainer.training.output_folder import record_of
+        from soft_trainer.training.record import write_run
+        from soft_trainer.training.reporting import print_examples
 
         distributed.use_the_cores()
         encoder, rows = open_run(model_args, data_args, args)
@@ -89,14 +90,13 @@ def run(arguments: argparse.Namespace) -> None:
             if not distributed.is_main():
                 return
             if arguments.run_file:
-                for name, ranking in run.rankings.items():
-                    file = path.with_stem(f"{path.stem}-{name}") if len(run.rankings) > 1 else path
-                    print_on_main(write_run_file(file, run.measured[name], ranking))
+                for name, split in run.measured.items():
+                    file = path.with_stem(f"{path.stem}-{name}") if len(run.measured) > 1 else path
+                    print_on_main(run.outputs[name]["trained"].write_run_file(file, split))
             sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": encoder.label}) + "\n")
-            if args.examples and run.rankings:
-                run.print_examples()
+            print_examples(run)
             if arguments.output_dir:
-                run.write({name: value for name, value in run.record().items() if name not in ABOUT_TRAINING})
+                write_run(run, {name: value for name, value in run.record().items() if name not in ABOUT_TRAINING})
                 print_on_main(f"Written to {args.output_dir}")
 
         trainer.measure("trained", finish, arguments.run_depth if arguments.run_file else 10)

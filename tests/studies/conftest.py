@@ -10,8 +10,10 @@ import torch
 from datasets import Dataset
 
 from soft_trainer.data.split import Split
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import save_ranks
+from soft_trainer.evaluation.retrieval import RetrievalOutput
 
 POOL = 60
 
@@ -28,7 +30,7 @@ def _write_ranks(path: Path, ranks, pool: int = POOL, other: int = 0) -> None:
     ranking = Ranking(torch.tensor(np.array(ranks)), torch.tensor(top), torch.ones(len(ranks), 3))
     path.parent.mkdir(parents=True, exist_ok=True)
     split = Split.from_urls(Dataset.from_dict(queries), Dataset.from_dict(codes))
-    save_ranks(path, split, ranking, ("docstring",), ("code",))
+    save_ranks(path, split, RetrievalOutput(ranking, {}), EncoderProfile())
 
 
 def _write_run(

@@ -10,8 +10,10 @@ from scipy import sparse
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.split import Judgments, Split
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import RankedQueries, examples, load_ranks, save_ranks
+from soft_trainer.evaluation.retrieval import RetrievalOutput
 from soft_trainer.evaluation.significance import Interval, compare_paired, reciprocal_ranks
 from soft_trainer.studies.compare import Pairing, change_text, compare_patterns, verdict
 from soft_trainer.terminal import shortened
@@ -77,10 +79,10 @@ def test_long_texts_without_spaces_keep_their_beginning(tmp_path):
     rows = Dataset.from_dict({"url": ["u"], "docstring": ["查询" * 200], "code": ["f(" * 200]})
     ranking = Ranking(torch.tensor([1]), torch.tensor([[0]]), torch.ones(1, 1))
     split = Split.from_urls(rows, rows)
-    save_ranks(tmp_path / "ranks.parquet", split, ranking, ("docstring",), ("code",))
+    save_ranks(tmp_path / "ranks.parquet", split, RetrievalOutput(ranking, {}), EncoderProfile())
     ranked = load_ranks(tmp_path / "ranks.parquet")
     assert ranked.query(0) == ("查询" * 200)[:299] + "…" and ranked.top(0)[0][1].startswith("f(f(")
-    assert examples(split, ranking, 1, "docstring", "code").startswith("查询查询")
+    assert examples(split, ranking, 1, EncoderProfile()).startswith("查询查询")
 
 
 def test_a_shortened_text_ends_with_a_word_or_a_part_of_one():
@@ -196,7 +198,8 @@ def saved(path, columns=("docstring",), **changes):
     queries |= {name: values for name, values in changes.items() if name in queries}
     corpus |= {name: values for name, values in changes.items() if name in corpus}
     split = Split.from_urls(Dataset.from_dict(queries), Dataset.from_dict(corpus))
-    save_ranks(path, split, Ranking(torch.ones(3), torch.eye(3).long(), torch.ones(3, 3)), columns, ("code",))
+    ranking = Ranking(torch.ones(3), torch.eye(3).long(), torch.ones(3, 3))
+    save_ranks(path, split, RetrievalOutput(ranking, {}), EncoderProfile(query_columns=columns))
     return load_ranks(path)
 
 
@@ -208,7 +211,7 @@ def test_every_relevant_function_is_marked(tmp_path):
     for name, rank in (("a", 1), ("b", 2)):
         top = torch.tensor([[2, 1, 0], [1, 0, 2], [0, 1, 2]])
         ranking = Ranking(torch.tensor([rank] * 3), top, torch.ones(3, 3))
-        save_ranks(tmp_path / f"{name}.parquet", split, ranking, ("docstring",), ("code",))
+        save_ranks(tmp_path / f"{name}.parquet", split, RetrievalOutput(ranking, {}), EncoderProfile())
     pairing = Pairing(*([load_ranks(tmp_path / f"{name}.parquet")] for name in "ab"))
     marked = [[relevant for relevant, _ in change.tops[0]] for change in pairing.changes()]
     assert marked == [[True, False, True], [True, False, False], [True, True, True]]
