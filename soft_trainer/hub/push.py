@@ -32,7 +32,6 @@ from soft_trainer.files import (
     RECORD,
     RECORD_FORMAT,
     ROW_FILES,
-    TRAINING_FILES,
     TRAINING_PICTURE,
     WHOLE_FILES,
     files_matching,
@@ -40,7 +39,7 @@ from soft_trainer.files import (
     read_json,
     write_text,
 )
-from soft_trainer.fingerprints import file_fingerprint, list_files
+from soft_trainer.fingerprints import file_fingerprint, list_files, model_code
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +218,9 @@ def upload(
 
 def _paths(folder: Path, repo_type: str) -> list[Path]:
     """Returns the files to push, in order."""
-    paths = _listed(folder, encoder_files(folder)) if repo_type == "model" else folder.rglob("*")
+    paths = folder.rglob("*")
+    if repo_type == "model":
+        paths = _listed(folder, {folder / name for name in files_matching(folder, PUSHED_FILES)} | model_code(folder))
     names = [path.relative_to(folder).as_posix() for path in sorted(paths) if path.is_file()]
     if repo_type != "model":
         return [folder / name for name in filter_repo_objects(names, ignore_patterns=[*NEVER_PUSHED])]
@@ -287,35 +288,15 @@ def _listed(folder: Path, paths: set[Path]) -> set[Path]:
     return paths & known
 
 
-def encoder_files(folder: Path) -> set[Path]:
-    """Returns the files in an encoder's folder that are safe to share. They never contain a user's rows."""
-    from transformers.dynamic_module_utils import get_relative_import_files  # slow, and --help should not wait for it
-
-    found = set()
-    for pattern in PUSHED_FILES:
-        found |= {*folder.glob(pattern)}
-    for path in {folder / "config.json", folder / "tokenizer_config.json"} & found:
-        for module in re.findall(r'"(\w+)\.\w+"', json.dumps(read_json(path).get("auto_map"))):
-            code = folder / f"{module}.py"
-            if code.is_file():
-                found |= {code, *map(Path, get_relative_import_files(code))}
-    return found
-
-
-def written_files(folder: Path) -> dict[str, str]:
-    """Returns the files that training writes to a folder as `{path: hash}`, for the list in `run.json`."""
-    names = {path.relative_to(folder).as_posix() for path in encoder_files(folder)}
-    names.update(files_matching(folder, TRAINING_FILES))
-    names.discard(RECORD)
-    return {name: file_fingerprint(folder / name) for name in sorted(names)}
-
-
 def named_card(card: str, repo_id: str, revision: str | None) -> str:
     """Returns a card whose code snippets load the encoder from this repository."""
     match = re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)[,)]', card)
     if match is None:
         return card
-    return card.replace(f"({match[1]}", f"({load_arguments(repo_id, revision)}")
+    arguments = f'"{repo_id}"'
+    if revision:
+        arguments += f', revision="{revision}"'
+    return card.replace(f"({match[1]}", f"({arguments}")
 
 
 def later_command(folder: str | Path, hub_model_id: str, private: bool | None = None, **options: str | None) -> str:
@@ -327,13 +308,6 @@ def later_command(folder: str | Path, hub_model_id: str, private: bool | None = 
         if value and (name, value) != ("repo_type", "model"):
             command += [f"--{name}", value]
     return shlex.join(command)
-
-
-def load_arguments(repo_id: str, revision: str | None = None) -> str:
-    """Returns the arguments of `load_encoder` for a repository, such as `"USER/NAME", revision="dev"`, as text."""
-    if revision:
-        return f'"{repo_id}", revision="{revision}"'
-    return f'"{repo_id}"'
 
 
 def _create(api: HfApi, repo_id: str, private: bool | None, repo_type: str) -> None:

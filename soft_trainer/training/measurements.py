@@ -20,7 +20,7 @@ from soft_trainer.evaluation.ranking import retrieval_metrics
 from soft_trainer.evaluation.results import change_of_mrr
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_corpus, by_query, means
 from soft_trainer.files import PROFILE_FILE
-from soft_trainer.hub.model_card import write_model_card
+from soft_trainer.model_card import write_model_card
 from soft_trainer.options.fields import CODESEARCHNET
 from soft_trainer.options.option_spec import Values, unread_options
 from soft_trainer.terminal import print_on_main
@@ -157,7 +157,7 @@ class Measurements(TrainerCallback):
         print_results(self)
 
     def record(self) -> dict:
-        """Returns the run's record, which the model card and the report are written from (see `hub.model_card`)."""
+        """Returns the run's record, which the model card and the report are written from (see `model_card`)."""
         record = trainer_record(self.trainer, self.statistics)
         return record | {"results": self.results, "chosen_on": self.chosen_on}
 

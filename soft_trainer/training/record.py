@@ -20,9 +20,8 @@ from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.files import DEPENDS_ON, LISTED, RECORD_FORMAT, TRAINING_PICTURE, write_results
-from soft_trainer.fingerprints import plain_settings
-from soft_trainer.hub.model_card import environment, license_of
-from soft_trainer.hub.push import written_files
+from soft_trainer.fingerprints import environment, plain_settings, written_files
+from soft_trainer.model_card import license_of
 from soft_trainer.options.defaults import estimator_name
 from soft_trainer.options.option_spec import changed_options, references
 from soft_trainer.options.parse import OF_A_RUN
@@ -33,7 +32,7 @@ PLOTTED = {"loss": "training loss", "eval_mrr": "MRR on valid"}  # keys of the t
 
 
 def trainer_record(trainer, statistics: Mapping | None = None) -> dict:
-    """Returns the record of a trainer's run without its results (see `hub.model_card` for its sections).
+    """Returns the record of a trainer's run without its results (see `model_card` for its sections).
 
     Args:
         trainer: a `SoftInfoNCETrainer`.

@@ -15,7 +15,7 @@ from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapt
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.files import ADAPTER_WEIGHTS, ROLLING, reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
-from soft_trainer.hub.model_card import write_model_card
+from soft_trainer.model_card import write_model_card
 from soft_trainer.training.output_folder import mark_complete, remove_rolling, saving_checkpoint
 from soft_trainer.training.record import evaluated_results, trainer_record
 

@@ -9,8 +9,8 @@ from server import FINE_REPO, FINE_TOKEN, READ_TOKEN, WRITE_TOKEN
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.files import LISTED, RECORD_FORMAT, listed_files, write_json
-from soft_trainer.fingerprints import file_fingerprint, list_files
-from soft_trainer.hub.push import check_push, later_command, push_folder, written_files
+from soft_trainer.fingerprints import file_fingerprint, list_files, written_files
+from soft_trainer.hub.push import check_push, later_command, push_folder
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import FILES_OF_TRANSFORMERS, option_specs

@@ -12,7 +12,8 @@ from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput
 from soft_trainer.files import LISTED, RECORD_FORMAT, write_json
-from soft_trainer.hub.push import stage, written_files
+from soft_trainer.fingerprints import written_files
+from soft_trainer.hub.push import stage
 from soft_trainer.studies.compare import ranks_of
 from soft_trainer.studies.report import ReportedRun, compare_with
 

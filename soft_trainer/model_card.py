@@ -13,17 +13,15 @@ The record is a dict that can be written as JSON:
     chosen_on       the splits on which evaluations chose the weights
     statistics      the result of `data.statistics.data_statistics`
     samples         the first training pairs, (query, code)
-    environment     a table {name: version}, the result of `environment()`
+    environment     a table {name: version}, the result of `fingerprints.environment`
 
 The card omits settings that are None and empty sections. The encoder's profile is read from the encoder's folder.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
-import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -49,25 +47,14 @@ from soft_trainer.files import (
     read_json,
     write_text,
 )
-from soft_trainer.hub.push import load_arguments
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.option_spec import option_specs
 from soft_trainer.terminal import table
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("soft_trainer", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "huggingface_hub")
 _METRIC_NAMES = {"mrr": "MRR"} | {f"recall@{k}": f"Recall@{k}" for k in (1, 5, 10)} | GRADED
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
-
-
-def environment() -> dict[str, str]:
-    """Returns the versions of Python and of installed packages that may affect results."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
 
 
 def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
@@ -118,7 +105,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         base=base,
         unmerged=UNMERGED,
         shown_name=_shown_name,
-        load_arguments=load_arguments(str(folder)) + ", trust_remote_code=True" * with_code,
+        load_arguments=f'"{folder}"' + ", trust_remote_code=True" * with_code,
         with_code=with_code,
         encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
         model_arguments=read_json(folder / "sentence_bert_config.json").get("model_args", {}),
