@@ -20,7 +20,7 @@ from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.files import PUSHED_ROWS, ROW_FILES, reporting_disk_errors, write_rows, write_text
-from soft_trainer.hub.push import push_folder
+from soft_trainer.hub.push import Repository
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import print_on_main, table
 
@@ -37,13 +37,16 @@ def push_data(splits: Mapping[str, Split], arguments: DataArguments, args: Train
     """Pushes a run's rows to the Hub from the main process, if `push_data_to_hub` is set.
 
     Raises:
-        UserError: the push failed; see `push_folder`.
+        UserError: the push failed; see `Repository.push`.
     """
-    name = arguments.push_data_to_hub
-    if name and distributed.is_main():
+    if arguments.push_data_to_hub and distributed.is_main():
         folder = write_data(pushed_tables(splits), arguments, Path(args.output_dir) / PUSHED_ROWS)
-        of_rows = {"commit_message": "Rows of a run", "repo_type": "dataset"}
-        print_on_main(f"Rows pushed: {push_folder(folder, name, args.hub_token, args.hub_private_repo, **of_rows)}")
+        print_on_main(f"Rows pushed: {repository_of_rows(arguments, args).push(folder, 'Rows of a run')}")
+
+
+def repository_of_rows(arguments: DataArguments, args: TrainingArguments) -> Repository:
+    """Returns the repository that `push_data_to_hub` names. Raises UserError if its name is invalid."""
+    return Repository(arguments.push_data_to_hub, args.hub_token, args.hub_private_repo, repo_type="dataset")
 
 
 def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
@@ -67,11 +70,10 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
                 tables[name] = tables[name].add_column(SCORES, scores_of_pairs(split))
         else:
             corpora.append(split.corpus)
-    if "-" in "".join(splits):
-        for name in ("valid", "test"):
-            parts = [tables.pop(key) for key in splits if key.startswith(f"{name}-")]
-            if parts:
-                tables[name] = concatenate_datasets(parts)
+    for name in ("valid", "test"):
+        parts = [tables.pop(key) for key in splits if key.startswith(f"{name}-")]  # a part for each language
+        if parts:
+            tables[name] = concatenate_datasets(parts)
     if corpora:
         distinct = {corpus._fingerprint: corpus for corpus in corpora}
         tables["codebase"] = concatenate_datasets(list(distinct.values()))

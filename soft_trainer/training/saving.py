@@ -166,7 +166,7 @@ class SavingTrainer(Trainer):
         """
         if self.is_world_process_zero():
             self._publisher = Publisher(self.args)
-            self.hub_model_id = self._publisher.hub_model_id
+            self.hub_model_id = self._publisher.repository.name
 
     def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
         """Saves the encoder with its model card, and pushes the output folder to the Hub.

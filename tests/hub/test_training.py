@@ -17,7 +17,7 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator
-from soft_trainer.hub.push import push_folder
+from soft_trainer.hub.push import Repository
 from soft_trainer.run import rows as run_rows
 from soft_trainer.trainer import SoftInfoNCETrainer
 
@@ -132,7 +132,7 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path, monkeypa
     first, second = (encoder_of(PROFILES["unixcoder"], seed) for seed in (1, 2))
     for encoder, revision in ((first, "v1"), (second, None)):
         folder = export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "teacher")
-        push_folder(folder, "ann/teacher", private=True, revision=revision)
+        Repository("ann/teacher", private=True, revision=revision).push(folder)
     loaded, load = [], EncodedRowsEstimator.load
     monkeypatch.setattr(EncodedRowsEstimator, "load", lambda self: loaded.append(load(self)) or loaded[-1])
     options = {"estimator": "trained_model", "max_steps": 1, "estimator_cache_dir": tmp_path / "rows"}
@@ -225,7 +225,7 @@ def base(here, train, encoder_of, tmp_path):
     """Pushes an encoder as the base of an adapter. Returns the folder that was pushed."""
     encoder = encoder_of(EncoderProfile(query_length=16, code_length=32, score_function="cosine", score_scale=20.0))
     folder = export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "base")
-    push_folder(folder, BASE)
+    Repository(BASE).push(folder)
     return folder
 
 

@@ -13,7 +13,7 @@ from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput
 from soft_trainer.files import LISTED, RECORD_FORMAT, write_json
 from soft_trainer.fingerprints import written_files
-from soft_trainer.hub.push import stage
+from soft_trainer.hub.push import Repository
 from soft_trainer.studies.compare import ranks_of
 from soft_trainer.studies.report import ReportedRun, compare_with
 
@@ -54,7 +54,7 @@ def test_ranks_of_another_encoder_are_refused_and_a_push_names_it(file, ranked, 
     with (ranked / file).open("a") as written:
         written.write(" ")
     ranks_of(ranked, "test", "lexical")
-    stage(ranked, ranked, "ann/encoder", "hf_token").cleanup()
+    Repository("ann/encoder", "hf_token").stage(ranked, ranked).cleanup()
     assert ("changed since the run" in caplog.text and file in caplog.text) == BESIDE_RANKS[file]
     if BESIDE_RANKS[file]:
         with refused(f"the encoder in {ranked} has changed since these ranks were computed; evaluate again"):
