@@ -13,7 +13,6 @@ from torch.nn.functional import normalize
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.data.load import make_splits
 from soft_trainer.data.split import Split
-from soft_trainer.run.evaluation_sets import EvaluationSet
 from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.record import draw_training, setup_table
 
@@ -22,19 +21,18 @@ from soft_trainer.training.record import draw_training, setup_table
 def graded(rows, dataset):
     """A split with all codes and two queries: the first has grades 3 and 1, the second has a grade of 2."""
     queries = Dataset.from_list([rows[0], rows[7]])
-    split = Split.from_grades(queries, dataset, [(0, 0), (0, 1), (1, 7)], [3.0, 1.0, 2.0])
-    return EvaluationSet("human", split)
+    return Split.from_grades(queries, dataset, [(0, 0), (0, 1), (1, 7)], [3.0, 1.0, 2.0])
 
 
 @pytest.fixture
 def make_run(model, tokenizer, profile, tmp_path):
-    def make(data, *sets, **more):
+    def make(data, others=None, **more):
         args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **more)
         args.disable_tqdm = True
         args.report = True
         splits = make_splits(data) if data else {}
         measured = {name: split for name, split in splits.items() if name != "train"}
-        others = {each.name: each.split for each in sets}
+        others = others or {}
         trainer = SoftInfoNCETrainer(
             model=model,
             args=args,
@@ -52,10 +50,10 @@ def make_run(model, tokenizer, profile, tmp_path):
 
 
 def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
-    run = make_run({}, graded, matryoshka_dims="8")
+    run = make_run({}, {"human": graded}, matryoshka_dims="8")
     run.measure("untrained", lexical=True)
     run.finish()
-    queries, codes = (run.trainer.embed_rows(graded.split.corpus, side) for side in ("query", "code"))
+    queries, codes = (run.trainer.embed_rows(graded.corpus, side) for side in ("query", "code"))
 
     def ranked(scores):
         return {code: int((scores[query] >= scores[query, code]).sum()) for query, code in ((0, 0), (0, 1), (1, 7))}
@@ -80,14 +78,14 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     assert ranks["map"] == pytest.approx(average)
     assert ranks["ndcg@10"] == pytest.approx(ndcg) and ranks["rank"] == [best, places[7]]
     # The code with the highest grade represents the query, whatever its rank, so that runs can be compared.
-    assert ranks["url"] == [graded.split.corpus["url"][0], graded.split.corpus["url"][7]]
+    assert ranks["url"] == [graded.corpus["url"][0], graded.corpus["url"][7]]
     assert run.results["human"]["lexical"]["ndcg@10"] > 0.5
     said = capsys.readouterr().err
     assert "MAP" in said and "nDCG@10, gain relevance" in said
 
 
 def test_other_queries_are_followed_during_training(make_run, graded, dataset):
-    run = make_run({}, graded)
+    run = make_run({}, {"human": graded})
     run.measure("untrained")
     run.trainer.evaluate(dataset, codebase=dataset)
     assert not any("eval_human_mrr" in entry for entry in run.trainer.state.log_history)
@@ -104,7 +102,7 @@ def test_other_queries_are_followed_during_training(make_run, graded, dataset):
 
 def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, dataset, tmp_path):
     options = {"lr_scheduler_type": "cosine", "auto_find_batch_size": True}
-    run = make_run({}, EvaluationSet("set", Split.from_urls(dataset, dataset)), **options)
+    run = make_run({}, {"set": Split.from_urls(dataset, dataset)}, **options)
     run.trainer._train_batch_size = 4  # like after `auto_find_batch_size`
     run.trainer.resolve()
     training = run.record()["training"]
@@ -151,7 +149,7 @@ def test_the_size_of_checkpoints_that_stay_is_printed(make_run, tmp_path, capsys
 def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
     signs = dataset.map(lambda row: {"code": "+ - +", "code_tokens": ["+", "-", "+"]})
     sets = {"signs": signs, "words": dataset}
-    run = make_run({}, *(EvaluationSet(name, Split.from_urls(dataset, corpus)) for name, corpus in sets.items()))
+    run = make_run({}, {name: Split.from_urls(dataset, corpus) for name, corpus in sets.items()})
     run.measure("trained", lexical=True)
     assert list(run.results["signs"]) == ["trained"]
     assert list(run.results["words"]) == ["trained", "lexical", "combined"]
@@ -160,7 +158,7 @@ def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
 
 def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monkeypatch):
     data = {"valid": dataset.select(range(2)), "test": dataset.select(range(4)), "codebase": dataset}
-    run = make_run(data, EvaluationSet("human", Split.from_urls(graded.split.queries, dataset)))
+    run = make_run(data, {"human": Split.from_urls(graded.queries, dataset)})
     encoded = []
     embed = run.trainer.embed_rows
     monkeypatch.setattr(run.trainer, "embed_rows", lambda rows, side: encoded.append(side) or embed(rows, side))
