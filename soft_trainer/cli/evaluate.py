@@ -17,7 +17,6 @@ from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import UserError
-from soft_trainer.files import check_free
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import evaluation_options
@@ -55,12 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary, one_line_errors():
         model_args, data_args, args = training_arguments(arguments, arguments.output_dir or temporary)
         args.from_command_line = True
-        if arguments.run_file:
-            if arguments.run_depth < 1:
-                raise UserError(f"run_depth={arguments.run_depth}: must be 1 or more")
-            path = Path(arguments.run_file)
-            if not args.overwrite:
-                check_free(path.parent, (path.name, f"{path.stem}-*{path.suffix}"))
+        if arguments.run_depth < 1:
+            raise UserError(f"run_depth={arguments.run_depth}: must be 1 or more")
         # Imported here, so that errors in options are reported without waiting for torch.
         from soft_trainer import SoftInfoNCETrainer, distributed
         from soft_trainer.encoders.loading import profile_warnings
@@ -72,6 +67,17 @@ def run(arguments: argparse.Namespace) -> None:
 
         distributed.use_the_cores()
         encoder, rows = open_run(model_args, data_args, args)
+        run_files = {}
+        if arguments.run_file:
+            path = Path(arguments.run_file)
+            for name in rows.measured:
+                run_files[name] = path.with_stem(f"{path.stem}-{name}") if len(rows.measured) > 1 else path
+            for file in run_files.values():
+                if not args.overwrite and (file.exists() or Path(f"{file}.qrels").exists()):
+                    raise UserError(
+                        f"run_file={path}: {file} or {file}.qrels would be overwritten; set another run_file, or "
+                        "overwrite=true"
+                    )
         trainer = SoftInfoNCETrainer(
             encoder,
             args,
@@ -89,10 +95,8 @@ def run(arguments: argparse.Namespace) -> None:
         def finish(run) -> None:
             if not distributed.is_main():
                 return
-            if arguments.run_file:
-                for name, split in run.measured.items():
-                    file = path.with_stem(f"{path.stem}-{name}") if len(run.measured) > 1 else path
-                    print_on_main(run.outputs[name]["trained"].write_run_file(file, split))
+            for name, file in run_files.items():
+                print_on_main(run.outputs[name]["trained"].write_run_file(file, run.measured[name]))
             sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": encoder.label}) + "\n")
             print_examples(run)
             if arguments.output_dir:

@@ -181,7 +181,7 @@ def run_all(study: Study, redo: bool = False) -> int:
                 code = 1
     except KeyboardInterrupt:
         code = 130
-        print_on_main("stopped; run the same command to continue")
+        print_on_main(f"stopped; run the same command {'without --redo ' if redo else ''}to continue")
     print_on_main(f"\n{table(('run', 'outcome', 'MRR on test'), outcomes)}")
     return code
 

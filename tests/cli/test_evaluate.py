@@ -45,10 +45,32 @@ def test_a_run_file_has_the_whole_pool_and_is_not_overwritten(encoder_dir, data_
     assert "the first 24 of 24 functions for each query" in capsys.readouterr().err
     assert len((tmp_path / "run.trec").read_text().splitlines()) == 4 * 24
     assert len((tmp_path / "run.trec.qrels").read_text().splitlines()) == 4
-    with refused("run.trec, which would be overwritten"):
-        run_command(words)
     with refused("run_depth=0: must be 1 or more"):
         run_command([*words, "--run_depth", "0"])
+
+
+@pytest.mark.parametrize(
+    ("there", "sets", "says"),
+    [
+        ("run.trec", 1, "{0}/run.trec or {0}/run.trec.qrels would be overwritten"),
+        ("run.trec.qrels", 1, "{0}/run.trec or {0}/run.trec.qrels would be overwritten"),
+        ("run-test.trec", 2, "{0}/run-test.trec or {0}/run-test.trec.qrels would be overwritten"),
+        ("run-rows.trec.qrels", 2, "{0}/run-rows.trec or {0}/run-rows.trec.qrels would be overwritten"),
+        ("run-old.trec", 1, None),
+        ("run.trec", 2, None),
+    ],
+)
+def test_only_run_files_that_would_be_overwritten_are_refused(encoder_dir, data_dir, tmp_path, there, sets, says):
+    (tmp_path / there).touch()
+    words = ["evaluate", str(encoder_dir), "--data_dir", str(data_dir), "--lexical", "false", *HERE]
+    words += ["--run_file", str(tmp_path / "run.trec")]
+    if sets == 2:
+        words += ["--eval_data_dir", str(shutil.copytree(data_dir, tmp_path / "rows"))]
+    if says:
+        with refused(f"run_file={tmp_path}/run.trec: {says.format(tmp_path)}; set another run_file"):
+            run_command(words)
+        words += ["--overwrite", "true"]
+    assert run_command(words) == 0
 
 
 def test_an_encoder_is_measured_by_its_first_dimensions(encoder_dir, data_dir, tmp_path, capsys):

@@ -147,6 +147,16 @@ def test_the_plan_and_a_choice_of_runs(study_file, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "says"), [([], "command to continue"), (["--redo"], "command without --redo to continue")]
+)
+def test_ctrl_c_ends_a_study_with_the_way_to_continue(study_file, capsys, words, says):
+    study = study_file(launcher="sh -c 'kill -INT $PPID'")
+    assert run_command(["study", "--config", str(study), *words]) == 130
+    assert f"stopped; run the same {says}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_study_runs_resumes_and_skips(data_dir, tmp_path, capsys):
     tiny = {"from_scratch": "32x1", "vocabulary_size": 400, "max_steps": 2, "per_device_train_batch_size": 5}
     tiny |= {"use_cpu": True, "language": "python", "data_dir": str(data_dir), "examples": 0, "lexical": False}
