@@ -27,11 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Prints a comparison of two runs, and the queries whose reciprocal ranks differ most."""
     # Imported here, so that --help does not wait for torch.
-    from soft_trainer.studies.compare import Pairing, change_text, compare_patterns, describe, ranks_of, verdict
+    from soft_trainer.studies.compare import (
+        Pairing,
+        change_text,
+        compare_patterns,
+        describe,
+        describe_sets,
+        ranks_of,
+        verdict,
+    )
 
     if "*" in arguments.run_a + arguments.run_b:
-        pooled = compare_patterns(arguments.run_a, arguments.run_b, arguments.split, arguments.system)
-        sys.stdout.write(pooled.describe() + "\n")
+        sets = compare_patterns(arguments.run_a, arguments.run_b, arguments.split, arguments.system)
+        sys.stdout.write(describe_sets(sets) + "\n")
         return
     a = ranks_of(arguments.run_a, arguments.split, arguments.system)
     b = ranks_of(arguments.run_b, arguments.split, arguments.system)

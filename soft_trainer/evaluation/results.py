@@ -159,10 +159,6 @@ class RankedQueries:
             raise UserError(problem)
         print_on_main(f"warning: {problem}")
 
-    def query(self, row: int) -> str:
-        """Returns the text of a query from its row number."""
-        return self.rows["query"][row].as_py()
-
     def top(self, row: int) -> list[tuple[bool, str]]:
         """Returns a query's top three functions, best first, as (is relevant, text), from the query's row number."""
         relevant = self.rows["top_relevant"][row].as_py()

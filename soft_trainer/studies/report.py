@@ -67,8 +67,11 @@ class Difference:
 # ---- Runs ----
 
 
-def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[str]]:
-    """Finds finished runs in folders and their subfolders. Returns the runs, and a message for each skipped folder.
+def find_runs(folders: Sequence[str | Path]) -> tuple[dict[str, list[ReportedRun]], list[str]]:
+    """Finds finished runs in folders and their subfolders.
+
+    Returns:
+        `{method: runs}`, and a message for each skipped folder.
 
     Raises:
         UserError: a folder does not exist, or no run has finished.
@@ -88,7 +91,10 @@ def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[st
                 excluded.append(f"{folder}: {error}")
     if not runs:
         raise UserError("; ".join(["no finished run found", *excluded]))
-    return sorted(runs.values(), key=lambda run: (run.method, str(run.seed))), excluded
+    methods: dict[str, list[ReportedRun]] = {}
+    for run in sorted(runs.values(), key=lambda run: (run.method, str(run.seed))):
+        methods.setdefault(run.method, []).append(run)
+    return methods, excluded
 
 
 def _read_run(folder: Path, root: Path) -> ReportedRun:
@@ -109,14 +115,6 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
     if state.is_file() and (listed is None or state.name in listed):
         log = read_json(state)["log_history"]
     return ReportedRun(folder, "/".join(parts), seed, record, log)
-
-
-def by_method(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
-    """Groups runs by method. Returns `{method: runs}`."""
-    methods: dict[str, list[ReportedRun]] = {}
-    for run in runs:
-        methods.setdefault(run.method, []).append(run)
-    return methods
 
 
 def choose_baseline(methods: Mapping[str, Sequence[ReportedRun]], name: str | None) -> str:
@@ -148,9 +146,11 @@ def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], na
     """
     differences = []
     problems = []
-    theirs = _by_seed(methods[baseline], name)
+    by_seed = {}  # the runs of each method that have results on this set
     for method, runs in methods.items():
-        ours = _by_seed(runs, name)
+        by_seed[method] = {run.seed: run for run in runs if name in run.results}
+    theirs = by_seed[baseline]
+    for method, ours in by_seed.items():
         if method == baseline or not ours or not theirs:
             continue
         shared = sorted(ours.keys() & theirs.keys(), key=str)
@@ -159,22 +159,15 @@ def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], na
             problems.append(f"{method} on {name}: no seed in common with {baseline}")
             continue
         try:
-            own = []
-            other = []
-            for seed in shared:
-                own.append(ranks_of(ours[seed].folder, name))
-                other.append(ranks_of(theirs[seed].folder, name))
-            comparison = SetComparison(name, Pairing(own, other).by_seed)
+            ranks = []
+            for by_this_seed in (ours, theirs):
+                ranks.append([ranks_of(by_this_seed[seed].folder, name) for seed in shared])
+            comparison = SetComparison(name, Pairing(*ranks).by_seed)
         except UserError as error:
             problems.append(f"{method} on {name}: {error}")
             continue
         differences.append(Difference(method, comparison, missing))
     return differences, problems
-
-
-def _by_seed(runs: Sequence[ReportedRun], name: str) -> dict[int | None, ReportedRun]:
-    """Returns the runs that have results on the evaluation set `name`, keyed by seed."""
-    return {run.seed: run for run in runs if name in run.results}
 
 
 # ---- The page ----
@@ -189,8 +182,8 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
     Raises:
         UserError: there is nothing to report, or the folder cannot be written to.
     """
-    runs, excluded = find_runs(folders)
-    methods = by_method(runs)
+    methods, excluded = find_runs(folders)
+    runs = list(chain.from_iterable(methods.values()))
     baseline = choose_baseline(methods, baseline)
     names: dict[str, None] = {}
     for run in runs:
@@ -233,21 +226,23 @@ def results_table(
     """Returns a table of all methods' MRR on one evaluation set. Encoders before training and BM25 come first."""
     rows = []
     for system in ("untrained", "lexical"):
-        rows += [[*row, None, None, None] for row in _before_training(methods, name, system)]
-    by_name = {each.method: each for each in differences}
-    for method, runs in methods.items():
-        measured = [run.results[name]["trained"]["mrr"] for run in runs if "trained" in run.results.get(name, {})]
-        if not measured:
+        measured = _measured(methods, name, system)
+        values = {round(value, 4) for mrrs, _ in measured.values() for value in mrrs}
+        sizes = {size for _, size in measured.values()}
+        if len(values) == 1 and len(sizes) == 1:
+            rows.append([LABELS[system], None, *values, *sizes, None, None, None])
             continue
-        row = [method, len(measured), float(np.mean(measured)), _corpus(runs, name, "trained")]
+        for method, (mrrs, size) in measured.items():
+            rows.append([f"{LABELS[system]} of {method}", len(mrrs), float(np.mean(mrrs)), size, None, None, None])
+    by_name = {each.method: each for each in differences}
+    for method, (mrrs, size) in _measured(methods, name, "trained").items():
+        compared = [None, None, None]
         if method in by_name:
             difference = by_name[method]
             delta = float(difference.comparison.differences.mean())
             interval = stratified_bootstrap([difference.comparison.differences])
-            row += [difference_text(delta, interval), p_text(p_of[difference]), ", ".join(difference.missing)]
-        else:
-            row += [None, None, None]
-        rows.append(row)
+            compared = [difference_text(delta, interval), p_text(p_of[difference]), ", ".join(difference.missing)]
+        rows.append([method, len(mrrs), float(np.mean(mrrs)), size, *compared])
     headers = [
         "method",
         "seeds",
@@ -260,27 +255,16 @@ def results_table(
     return table(headers, rows, floats=".4f", text=["p", "functions in the corpus"])
 
 
-def _corpus(runs: Sequence[ReportedRun], name: str, system: str) -> str:
-    """Returns the sizes of the corpora that a method was evaluated on, as text. MRR depends on the corpus size."""
-    sizes = {run.results.get(name, {}).get(system, {}).get("pool_size") for run in runs}
-    return ", ".join(f"{size:,.0f}" for size in sorted(sizes - {None}))
-
-
-def _before_training(methods: Mapping[str, Sequence[ReportedRun]], name: str, system: str) -> list[list]:
-    """Returns rows with the MRR of a system before training: one row, or one per method if the values differ."""
+def _measured(methods: Mapping[str, Sequence[ReportedRun]], name: str, system: str) -> dict[str, tuple]:
+    """Returns the MRRs of a system's runs, and the sizes of their corpora as text, keyed by method."""
     measured = {}
     for method, runs in methods.items():
-        found = [run.results[name][system]["mrr"] for run in runs if system in run.results.get(name, {})]
-        if found:
-            measured[method] = found
-    values = {round(value, 4) for value in chain.from_iterable(measured.values())}
-    sizes = {method: _corpus(methods[method], name, system) for method in measured}
-    if len(values) == 1 and len(set(sizes.values())) == 1:
-        return [[LABELS[system], None, values.pop(), *set(sizes.values())]]
-    return [
-        [f"{LABELS[system]} of {method}", len(found), float(np.mean(found)), sizes[method]]
-        for method, found in measured.items()
-    ]
+        metrics = [run.results[name][system] for run in runs if system in run.results.get(name, {})]
+        if metrics:
+            sizes = sorted({each["pool_size"] for each in metrics if "pool_size" in each})
+            text = ", ".join(f"{size:,.0f}" for size in sizes)  # MRR depends on the corpus size
+            measured[method] = [each["mrr"] for each in metrics], text
+    return measured
 
 
 def runs_table(runs: Sequence[ReportedRun]) -> str:

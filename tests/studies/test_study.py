@@ -114,7 +114,7 @@ def test_the_mrr_of_several_tests_is_their_mean(tmp_path):
 
 def test_a_run_that_another_process_has_open_is_skipped(study_file, capsys):
     study = read_study(study_file())
-    folder = study.folder(study.runs[0])
+    folder = study.runs[0].folder
     folder.mkdir(parents=True)
     held = lock(folder)
     words = ["study", "--config", str(study_file(seeds=[1])), "--only", "infonce"]
@@ -130,8 +130,8 @@ def test_a_run_that_another_process_has_open_is_skipped(study_file, capsys):
 
 def test_the_plan_and_a_choice_of_runs(study_file, capsys):
     study = read_study(study_file())
-    study.folder(study.runs[0]).mkdir(parents=True)
-    write_json(study.folder(study.runs[0]) / "run.json", {LISTED: {}})
+    study.runs[0].folder.mkdir(parents=True)
+    write_json(study.runs[0].folder / "run.json", {LISTED: {}})
     assert run_command(["study", "--config", str(study_file()), "--only", "infonce", "--dry_run"]) == 0
     printed = capsys.readouterr().out
     assert "| infonce/1 | finished" in printed
