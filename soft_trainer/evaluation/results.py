@@ -198,16 +198,6 @@ def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:
     return {CHANGE: float(differences.mean()), MARGIN: float(margin)}
 
 
-def _graded_titles(measured: Sequence[Mapping[str, float]]) -> dict[str, str]:
-    """Returns the titles of MAP and nDCG, unless MAP equals MRR because each query has one relevant function."""
-    titles = {}
-    if any(abs(metrics.get(MAP, metrics["mrr"]) - metrics["mrr"]) > ROUNDING for metrics in measured):
-        for name, title in GRADED.items():
-            if any(name in metrics for metrics in measured):
-                titles[name] = title
-    return titles
-
-
 def metrics_table(
     results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS, chosen_on: Collection[str] = ()
 ) -> str:
@@ -219,30 +209,30 @@ def metrics_table(
     """
     measured = []
     everything: dict[str, float] = {}
-    for split, found in results.items():
-        for key in labels:
-            if key in found:
-                title = labels[key]
+    for split, systems in results.items():
+        for key, title in labels.items():
+            if key in systems:
                 if key == "trained" and split in chosen_on:
                     title += " (chosen on these rows)"
-                measured.append((split, title, found[key]))
-                everything |= found[key]
-    graded = _graded_titles([metrics for *_, metrics in measured])
-    names = METRICS | graded | shorter_titles(everything)
-    titles = ["queries", "ranked by", *names.values(), "functions in the corpus"]
-    rows = [[*titled, *map(metrics.get, names), int(metrics["pool_size"])] for *titled, metrics in measured]
-    if UNRANKED in everything:
-        titles.append("queries in the corpus, not ranked for themselves")
-        for row, (*_, metrics) in zip(rows, measured, strict=True):
-            row.append(metrics.get(UNRANKED))
+                measured.append((split, title, systems[key]))
+                everything |= systems[key]
+    names = {"mrr": METRICS["mrr"]}
     if CHANGE in everything:
-        titles.insert(3, "change in MRR (95 % interval)")
-        for row, (*_, metrics) in zip(rows, measured, strict=True):
-            change = None
-            if CHANGE in metrics:
-                change = f"{metrics[CHANGE]:+.3f} ± {metrics[MARGIN]:.3f}"
-            row.insert(3, change)
-    return table(titles, rows)
+        names[CHANGE] = "change in MRR (95 % interval)"
+    names |= METRICS
+    # If each query has one relevant function, MAP equals MRR.
+    if any(abs(metrics.get(MAP, metrics["mrr"]) - metrics["mrr"]) > ROUNDING for *_, metrics in measured):
+        names |= {name: title for name, title in GRADED.items() if name in everything}
+    names |= shorter_titles(everything) | {"pool_size": "functions in the corpus"}
+    if UNRANKED in everything:
+        names[UNRANKED] = "queries in the corpus, not ranked for themselves"
+    rows = []
+    for split, title, metrics in measured:
+        shown = {**metrics, "pool_size": int(metrics["pool_size"])}
+        if CHANGE in metrics:
+            shown[CHANGE] = f"{metrics[CHANGE]:+.3f} ± {metrics[MARGIN]:.3f}"
+        rows.append([split, title, *map(shown.get, names)])
+    return table(["queries", "ranked by", *names.values()], rows)
 
 
 def examples(split: Split, ranking: Ranking, number: int, profile: EncoderProfile) -> str:
@@ -254,12 +244,8 @@ def examples(split: Split, ranking: Ranking, number: int, profile: EncoderProfil
         lines = [f"{_line(query[query_column], 100)}   (rank {int(ranking.ranks[row])})"]
         top = ranking.top_indices[row, :_SHOWN].tolist()
         for rank, (number, code) in enumerate(zip(top, split.corpus.select(top), strict=True), 1):
-            mark = "  "
-            if split.judgments.relevant[row, number]:
-                mark = "=>"
-            path = ""
-            if code.get("path"):
-                path = f"   [{code['path']}]"
+            mark = "=>" if split.judgments.relevant[row, number] else "  "
+            path = f"   [{code['path']}]" if code.get("path") else ""
             lines.append(f"  {mark} {rank}. {_line(code[code_column], 100)}{path}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)

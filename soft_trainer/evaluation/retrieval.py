@@ -36,13 +36,11 @@ class RetrievalOutput:
     Args:
         ranking: the rank of each query's best-ranked relevant function, and the top functions.
         metrics: the metrics of this ranking, keyed by name.
-        shorter: the rankings with truncated Matryoshka embeddings, keyed by the number of dimensions.
         by_query: the average precision and nDCG of each query, float64[Q] each.
     """
 
     ranking: Ranking
     metrics: dict[str, float]
-    shorter: dict[int, Ranking] = field(default_factory=dict)
     by_query: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -87,14 +85,14 @@ def rank_corpus(
     unranked = split.unranked()
     ranked = _rank_answers(queries, codes, judgments, encoder.score_scale, unranked, top_k)
     ranking, of_queries = by_query(ranked, judgments)
-    shorter = {}
+    metrics = retrieval_metrics(ranking.ranks, pool_size) | means(of_queries)
     for dim in dims:
         sides = [comparable(encoder, shorten(encoder, side, dim)) for side in (queries, codes)]
-        shorter[dim], _ = by_query(_rank_answers(*sides, judgments, encoder.score_scale, unranked), judgments)
-    metrics = retrieval_metrics(ranking.ranks, pool_size) | means(of_queries) | mrr_by_dims(shorter, pool_size)
+        shorter, _ = by_query(_rank_answers(*sides, judgments, encoder.score_scale, unranked), judgments)
+        metrics[shorter_metric(dim)] = retrieval_metrics(shorter.ranks, pool_size)["mrr"]
     if unranked is not None:
         metrics[UNRANKED] = int((unranked >= 0).sum())
-    return RetrievalOutput(ranking, metrics, shorter, of_queries)
+    return RetrievalOutput(ranking, metrics, of_queries)
 
 
 def _rank_answers(
@@ -148,12 +146,23 @@ def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str,
     pairs["rank"] = ranking.ranks.numpy(force=True)
     by_grade = pairs.sort_values("grade", ascending=False, kind="stable")
     # Relevant functions with the same score all have the last one's rank.
-    pairs["place"] = pairs["rank"] - by_grade.groupby(["query", "rank"]).cumcount()
-    first = torch.tensor(pairs.groupby("query")["place"].idxmin().to_numpy())
-    ranks = torch.tensor(pairs["place"].to_numpy())[first]
+    pairs["position"] = pairs["rank"] - by_grade.groupby(["query", "rank"]).cumcount()
+    first = torch.tensor(pairs.groupby("query")["position"].idxmin().to_numpy())
+    ranks = torch.tensor(pairs["position"].to_numpy())[first]
     best = Ranking(ranks, ranking.top_indices.cpu()[first], ranking.top_scores.cpu()[first])
-    pairs["best_place"] = by_grade.groupby("query").cumcount() + 1
-    return best, {MAP: _average_precision(pairs), ndcg_name(judgments): _ndcg(pairs, judgments.gain)}
+    gains = pairs["grade"]
+    if judgments.gain == "exponential":
+        gains = np.exp2(gains) - 1
+    sums = []
+    for position in (pairs["position"], by_grade.groupby("query").cumcount().sort_index() + 1):  # found, and ideal
+        discounted = np.where(position <= CUT, gains / np.log2(position + 1), 0.0)
+        sums.append(np.bincount(pairs["query"], discounted))
+    gained, possible = sums
+    # The order of functions that tie affects only the last digit, through the order of the sum.
+    position = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
+    number = position.groupby(pairs["query"]).rank(method="first")
+    precision = np.bincount(pairs["query"], number / position) / np.bincount(pairs["query"])
+    return best, {MAP: precision, ndcg_name(judgments): gained / possible}
 
 
 def ndcg_name(judgments: Judgments) -> str:
@@ -164,33 +173,6 @@ def ndcg_name(judgments: Judgments) -> str:
 def means(measured: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Averages each measure, an array over the queries, and returns the means keyed by name."""
     return {name: float(values.mean()) for name, values in measured.items()}
-
-
-def _ndcg(pairs: pd.DataFrame, gain: str | None) -> np.ndarray:
-    """Computes each query's nDCG, float64[Q].
-
-    Args:
-        pairs: a row for each relevant function: its `query`, `grade`, rank (`place`) and rank in the ideal order
-            (`best_place`).
-        gain: see `Judgments`.
-    """
-    gains = pairs["grade"]
-    if gain == "exponential":
-        gains = np.exp2(gains) - 1
-    sums = []
-    for places in (pairs["place"], pairs["best_place"]):
-        discounted = np.where(places <= CUT, gains / np.log2(places + 1), 0.0)
-        sums.append(np.bincount(pairs["query"], discounted))
-    gained, possible = sums
-    return gained / possible
-
-
-def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
-    """Computes each query's average precision, float64[Q], from the `query` and `rank` of each relevant function."""
-    # The order of functions that tie affects only the last digit, through the order of the sum.
-    place = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
-    found = place.groupby(pairs["query"]).rank(method="first")
-    return np.bincount(pairs["query"], found / place) / np.bincount(pairs["query"])
 
 
 def by_corpus(sets: Mapping[str, Split]) -> list[dict[str, Split]]:
@@ -233,8 +215,3 @@ def shorter_titles(metrics: Iterable[str]) -> dict[str, str]:
     """Returns table titles for the MRRs of truncated embeddings in `metrics`, keyed by name, most dimensions first."""
     dims = {int(match[1]) for match in map(re.compile(r"mrr_(\d+)").fullmatch, metrics) if match}
     return {shorter_metric(dim): f"MRR, {dim} dimensions" for dim in sorted(dims, reverse=True)}
-
-
-def mrr_by_dims(rankings: Mapping[int, Ranking], pool_size: int) -> dict[str, float]:
-    """Computes the MRRs of rankings keyed by dimension, and returns them as `{"mrr_256": value}`."""
-    return {shorter_metric(dim): retrieval_metrics(each.ranks, pool_size)["mrr"] for dim, each in rankings.items()}
