@@ -48,28 +48,27 @@ class Measurements(TrainerCallback):
         self.folder = trainer.folder
         self.outputs: dict[str, dict[str, RetrievalOutput]] = {name: {} for name in self.measured}
         self.step: int | None = None
-        self.statistics = self._statistics()
+        self.statistics: dict[str, dict] = {}
+        if getattr(trainer.args, "report", False):
+            self._measure_rows()
         for line in unread_options(trainer.options, Values(*trainer.options, trainer.args)):
             print_on_main(line)
         trainer.pop_callback(Measurements)  # of an earlier training
         trainer.add_callback(self)
 
-    def _statistics(self) -> dict[str, dict]:
+    def _measure_rows(self) -> None:
         """Computes the lengths and duplicates of the rows, and prints them as a table."""
         trainer = self.trainer
         args = trainer.args
-        if not getattr(args, "report", False):
-            return {}
         splits = {} if trainer.train_split is None else {"train": trainer.train_split}
         splits |= {name: split for name, split in self.measured.items() if name not in trainer.followed}
         with args.main_process_first(desc="tokenising"):
-            statistics = data_statistics(splits, trainer.encoder, trainer.processing_class)
+            self.statistics = data_statistics(splits, trainer.encoder, trainer.processing_class)
         about = trainer.about
         published = about.get("dataset") == CODESEARCHNET and len(about["languages"]) == 1
         paper = about["languages"][0] if published else None
         several = trainer.train_split is not None and trainer.train_split.sources
-        print_on_main(statistics_table(statistics, paper, args.do_eval and args.do_predict and not several))
-        return statistics
+        print_on_main(statistics_table(self.statistics, paper, args.do_eval and args.do_predict and not several))
 
     @property
     def results(self) -> dict[str, dict[str, dict]]:

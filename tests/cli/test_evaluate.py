@@ -229,7 +229,7 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
 )
 def test_a_model_or_rows_that_are_not_there_are_one_line(words, says, encoder_dir, data_dir, rows, tmp_path):
     write_rows({"test": [rows[0] | {"url": "https://astray"}], "codebase": rows}, tmp_path / "astray")
-    places = {"ENCODER": encoder_dir, "ROWS": data_dir, "ASTRAY": tmp_path / "astray"}
-    words = [str(places.get(word, word)) for word in words]
+    paths = {"ENCODER": encoder_dir, "ROWS": data_dir, "ASTRAY": tmp_path / "astray"}
+    words = [str(paths.get(word, word)) for word in words]
     with refused(says):
         run_command(["evaluate", *words, *HERE])

@@ -88,8 +88,8 @@ def test_ndcg_is_that_of_mteb(write, example, encoder_dir, rows, tmp_path):
     assert len(np.unique(embedded_codes, axis=0)) == len(codes)  # so there are no ties
     order = (embedded @ embedded_codes.T).argsort(dim=1, descending=True)
     generator = np.random.default_rng(0)
-    places = [(query, place) for query in range(24) for place in generator.permutation(20)[: 1 + query % 4]]
-    answers = [(query, int(order[query, place]), int(generator.integers(1, 4))) for query, place in places]
+    pairs = [(query, column) for query in range(24) for column in generator.permutation(20)[: 1 + query % 4]]
+    answers = [(query, int(order[query, column]), int(generator.integers(1, 4))) for query, column in pairs]
     write(tmp_path / "set", texts, codes, answers)
     (split,) = load_evaluation_sets(DataArguments(eval_data_dir=str(tmp_path / "set")), encoder.profile).values()
     judgments = split.judgments

@@ -31,13 +31,13 @@ def by_hand(scores, grades, gain):
     firsts, values, precisions = [], [], []
     gains = [GAINS[gain](grade) for grade in grades]
     k = 10
-    ideal = sum(gain / math.log2(place + 1) for place, gain in enumerate(sorted(gains, reverse=True)[:k], 1))
+    ideal = sum(gain / math.log2(position + 1) for position, gain in enumerate(sorted(gains, reverse=True)[:k], 1))
     for order in orders(scores):
-        places = [place for place, code in enumerate(order, 1) if grades[code] > 0]
-        firsts.append(places[0])
-        dcg = sum(gains[code] / math.log2(place + 1) for place, code in enumerate(order[:k], 1))
+        positions = [position for position, code in enumerate(order, 1) if grades[code] > 0]
+        firsts.append(positions[0])
+        dcg = sum(gains[code] / math.log2(position + 1) for position, code in enumerate(order[:k], 1))
         values.append(dcg / ideal)
-        precisions.append(np.mean([number / place for number, place in enumerate(places, 1)]))
+        precisions.append(np.mean([number / position for number, position in enumerate(positions, 1)]))
     return max(firsts), min(values), min(precisions)
 
 

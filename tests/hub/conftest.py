@@ -144,7 +144,7 @@ class Train:
         assert len(errors) == bool(code)
         return code, "".join(errors)
 
-    def places_of(self, text: str) -> list[str]:
+    def sources_of(self, text: str) -> list[str]:
         """Returns where a text occurs: in files here, in files on the Hub, or in the output ("said")."""
         files = [path for folder in (self.folder, self.hub.home) for path in folder.rglob("*") if path.is_file()]
         here = [str(path) for path in files if text.encode() in path.read_bytes()]

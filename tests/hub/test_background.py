@@ -131,7 +131,7 @@ def test_a_run_pushes_its_rows_and_another_trains_on_them(train, data_dir):
         "train": 12, "valid": 4, "test": 4, "codebase": 24
     }  # fmt: skip
     assert "datasets:\n- ann/rows\n" in (train.folder / "README.md").read_text()
-    assert train.places_of(WRITE_TOKEN) == []
+    assert train.sources_of(WRITE_TOKEN) == []
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_every_strategy_pushes_an_encoder_that_loads_by_name(train, strategy, ch
     for checkpoint in checkpoints:
         assert {f"{checkpoint}/{name}" for name in COMPLETE} <= pushed()
     assert not [name for name in pushed() if name.endswith((".bin", ".pt", ".pth", ".pkl")) or "ranks" in name]
-    assert train.places_of(WRITE_TOKEN) == []
+    assert train.sources_of(WRITE_TOKEN) == []
 
 
 def test_a_run_in_python_pushes_the_card_of_the_run(here, trainer_of, model, monkeypatch):
@@ -122,7 +122,7 @@ def test_private_on_a_branch_and_without_a_card(train):
     with pytest.raises(OSError, match="401"):
         HfApi(token=False).model_info(REPO)
     assert ModelCard.load(train.folder / "README.md").text.count('("ann/tiny", revision="dev"') == 4
-    assert train.places_of(WRITE_TOKEN) == []
+    assert train.sources_of(WRITE_TOKEN) == []
     (train.folder / "README.md").unlink()
     assert train(**PUSH, model_card=False, max_steps=1, overwrite=True) == (0, "")
     assert COMPLETE <= pushed() and "README.md" not in pushed()
@@ -166,7 +166,7 @@ def test_refused_before_rows_are_read_or_mined(train, monkeypatch, token, option
     code, error = train(**options)
     assert code == 2 and says in error
     assert not list(train.folder.rglob("*.safetensors"))
-    assert train.places_of(token or WRITE_TOKEN) == []
+    assert train.sources_of(token or WRITE_TOKEN) == []
 
 
 # ---- Faults ----
@@ -177,7 +177,7 @@ def test_a_repository_that_is_gone_during_training_is_made_again(train):
     assert train(**PUSH, hub_strategy="every_save") == (0, "")
     assert not any(train.hub.fault().values())
     check_whole(train.folder)
-    assert train.places_of(WRITE_TOKEN) == []
+    assert train.sources_of(WRITE_TOKEN) == []
 
 
 def test_a_push_that_failed_during_training_is_logged_with_the_command_for_later(train, caplog):
@@ -207,7 +207,7 @@ def test_a_push_that_fails_for_good_leaves_the_folder_and_says_how_to_push_later
     assert code == 2 and error.endswith(f"Nothing is lost. To push later, run: {command}")
     assert json.loads((train.folder / "run.json").read_text())["results"]["test"]["trained"]
     load_encoder(train.folder, device="cpu")
-    assert train.places_of(WRITE_TOKEN) == []
+    assert train.sources_of(WRITE_TOKEN) == []
     if train.hub.running:
         train.hub.fault(commit=0)
         assert run_command(command.split()[1:]) == 0

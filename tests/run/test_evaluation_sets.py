@@ -145,7 +145,7 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
 
 
 @pytest.mark.parametrize(
-    ("files", "place", "content", "words"),
+    ("files", "number", "content", "words"),
     [
         ("cosqa", 0, None, ["CoSQA also needs code_idx_map.txt"]),
         ("cosqa", 1, None, ["CoSQA also needs cosqa-retrieval-dev*.json"]),
@@ -202,9 +202,9 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("tmp_path", 1, "Language,Query,GitHubUrl\nPython,sort,somewhere\n", ["row 1", "'Relevance'"]),
     ],
 )
-def test_files_with_something_wrong(files, place, content, words, pool, request):
+def test_files_with_something_wrong(files, number, content, words, pool, request):
     folder = request.getfixturevalue(files)
-    path = folder / {"cosqa": COSQA_FILES, "cosqa_plus": PLUS_FILES, "tmp_path": JUDGED_FILES}[files][place]
+    path = folder / {"cosqa": COSQA_FILES, "cosqa_plus": PLUS_FILES, "tmp_path": JUDGED_FILES}[files][number]
     path.unlink() if content is None else path.write_text(content)
     with refused(folder, *words):
         load(folder, pool)

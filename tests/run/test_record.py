@@ -58,25 +58,25 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
     def ranked(scores):
         return {code: int((scores[query] >= scores[query, code]).sum()) for query, code in ((0, 0), (0, 1), (1, 7))}
 
-    places = ranked(queries[[0, 7]] @ codes.T)
-    best = min(places[0], places[1])
+    rank_of = ranked(queries[[0, 7]] @ codes.T)
+    best = min(rank_of[0], rank_of[1])
     found = json.loads((tmp_path / "run.json").read_text())["results"]["human"]["untrained"]
-    assert found["mrr"] == pytest.approx((1 / best + 1 / places[7]) / 2)
+    assert found["mrr"] == pytest.approx((1 / best + 1 / rank_of[7]) / 2)
     assert (found["queries"], found["pool_size"]) == (2, 24)
     short = ranked(normalize(queries[[0, 7], :8]) @ normalize(codes[:, :8]).T)
     assert found["mrr_8"] == pytest.approx((1 / min(short[0], short[1]) + 1 / short[7]) / 2)
 
-    def gain(grade, place):
-        return grade / math.log2(place + 1) * (place <= 10)
+    def gain(grade, rank):
+        return grade / math.log2(rank + 1) * (rank <= 10)
 
-    ndcg = [(gain(3, places[0]) + gain(1, places[1])) / (gain(3, 1) + gain(1, 2)), gain(2, places[7]) / gain(2, 1)]
+    ndcg = [(gain(3, rank_of[0]) + gain(1, rank_of[1])) / (gain(3, 1) + gain(1, 2)), gain(2, rank_of[7]) / gain(2, 1)]
     assert found["ndcg@10"] == pytest.approx(sum(ndcg) / 2)
     # Two relevant codes rank at or above the second relevant code.
-    average = [(1 / best + 2 / max(places[0], places[1])) / 2, 1 / places[7]]
+    average = [(1 / best + 2 / max(rank_of[0], rank_of[1])) / 2, 1 / rank_of[7]]
     assert found["map"] == pytest.approx(sum(average) / 2)
     ranks = pq.read_table(tmp_path / "ranks-human-untrained.parquet").to_pydict()
     assert ranks["map"] == pytest.approx(average)
-    assert ranks["ndcg@10"] == pytest.approx(ndcg) and ranks["rank"] == [best, places[7]]
+    assert ranks["ndcg@10"] == pytest.approx(ndcg) and ranks["rank"] == [best, rank_of[7]]
     # The code with the highest grade represents the query, whatever its rank, so that runs can be compared.
     assert ranks["url"] == [graded.corpus["url"][0], graded.corpus["url"][7]]
     assert run.results["human"]["lexical"]["ndcg@10"] > 0.5
