@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -222,5 +223,5 @@ def test_the_course_of_a_training_is_drawn_from_two_values_on(tmp_path, monkeypa
     path = draw_training(tmp_path, log)
     assert path.name == "training.png" and path.read_bytes().startswith(b"\x89PNG")
     assert draw_training(tmp_path, log[:1]) is None
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert draw_training(tmp_path, log) is None

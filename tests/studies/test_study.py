@@ -1,6 +1,7 @@
 """A study starts runs with several seeds."""
 
 import os
+import re
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from refusals import refused
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.files import LISTED, write_json
 from soft_trainer.options.recipes import RECIPES, read_recipe
-from soft_trainer.studies.study import _command, _mrr, check_options, read_study
+from soft_trainer.studies.study import check_options, read_study
 from soft_trainer.training.output_folder import lock, lock_file
 
 STUDIES = [path for path in sorted(RECIPES.rglob("*.yaml")) if "runs" in read_recipe(path)]
@@ -79,9 +80,13 @@ def test_the_name_of_a_run_may_be_a_number(study_file, tmp_path):
     assert run.name == "0.5/1"
 
 
-def test_a_launcher_that_is_no_command_line_is_refused(study_file, tmp_path):
-    with refused("launcher=", "No closing quotation"):
-        _command(read_study(study_file(launcher="python 'a")), tmp_path, overwrite=False)
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [("python 'a", "No closing quotation"), ("no_launcher --x", "command no_launcher not found")],
+)
+def test_a_launcher_that_is_no_command_line_is_refused(study_file, launcher, words):
+    with refused("launcher=", words):
+        run_command(["study", "--config", str(study_file(launcher=launcher))])
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.relative_to(RECIPES).as_posix())
@@ -102,14 +107,19 @@ def test_a_run_replaces_the_language_in_its_rows_itself(study_file):
     assert {run.options["data_dir"] for run in study.runs} == {"rows/{language}"}
 
 
-def test_the_mrr_of_several_tests_is_their_mean(tmp_path):
+@pytest.mark.slow
+def test_the_mrr_of_several_tests_is_their_mean(study_file, capsys):
     results = {
         "test-a": {"trained": {"mrr": 0.5}},
         "test-b": {"trained": {"mrr": 0.7}},
         "valid-a": {"trained": {"mrr": 1}},
     }
-    write_json(tmp_path / "run.json", {"results": results})
-    assert _mrr(tmp_path) == pytest.approx(0.6)
+    study = study_file(seeds=[1], launcher="true")  # a command that does nothing
+    for run in read_study(study).runs:
+        run.folder.mkdir(parents=True)
+        write_json(run.folder / "run.json", {"results": results})
+    assert run_command(["study", "--config", str(study)]) == 0
+    assert re.search(r"\| infonce/1 +\| done +\| +0\.600 \|", capsys.readouterr().err)
 
 
 def test_a_run_that_another_process_has_open_is_skipped(study_file, capsys):
