@@ -167,7 +167,7 @@ def test_ctrl_c_ends_a_study_with_the_way_to_continue(study_file, capsys, words,
 
 
 @pytest.mark.slow
-def test_a_study_runs_resumes_and_skips(data_dir, tmp_path, capsys):
+def test_a_study_runs_skips_and_repeats(data_dir, tmp_path, capsys):
     tiny = {"from_scratch": "32x1", "vocabulary_size": 400, "max_steps": 2, "per_device_train_batch_size": 5}
     tiny |= {"use_cpu": True, "language": "python", "data_dir": str(data_dir), "examples": 0, "lexical": False}
     tiny["bf16"] = False  # the study starts new processes, which see what the processor computes in
@@ -185,13 +185,6 @@ def test_a_study_runs_resumes_and_skips(data_dir, tmp_path, capsys):
     before = (cell / "model.safetensors").read_bytes()
     assert run_command([*words, "--only", "infonce"]) == 0
     assert "already done" in (cell / "log.txt").read_text()
-    (cell / "run.json").unlink()  # as if it had been stopped after its last checkpoint
-    assert run_command([*words, "--only", "infonce"]) == 0
-    assert "Continuing from" in (cell / "log.txt").read_text()
-    capsys.readouterr()
-    changed = [*words, "--only", "infonce", "--set", "learning_rate=0.5"]
-    assert run_command(changed) == 1
-    assert "learning_rate was 0.001, is now 0.5" in "".join(capsys.readouterr())
     assert (cell / "model.safetensors").read_bytes() == before
-    assert run_command([*changed, "--redo"]) == 0
+    assert run_command([*words, "--only", "infonce", "--set", "learning_rate=0.5", "--redo"]) == 0
     assert (cell / "model.safetensors").read_bytes() != before
