@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from soft_trainer import distributed
+from soft_trainer.data.column_names import OWN_ID, TEXT_ID
 from soft_trainer.data.split import Judgments, Split
 from soft_trainer.encoders.encoding import comparable, shorten
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
-from soft_trainer.evaluation.run_file import write_run_file
+from soft_trainer.files import written_aside
 from soft_trainer.fingerprints import rows_fingerprint
 
+TAG = "soft_trainer"  # the name of the system, the last field of a line in a run file
 CUT = 10  # the ranks that count for nDCG
 MAP = "map"
 UNRANKED = "queries_in_corpus"  # queries whose own document is in the corpus, and not ranked for them
@@ -56,6 +59,9 @@ class RetrievalOutput:
     def write_run_file(self, path: str | Path, split: Split) -> str:
         """Writes each query's top functions for trec_eval, ranx or ir-measures, and the judgments to `PATH.qrels`.
 
+        A line is `query Q0 function rank score tag`, or `query 0 function grade` for a judgment. Queries and functions
+        have the ids of their source. Without ids, or if ids repeat, they are numbered: `q1`, `c1`.
+
         Set `top_k` in `predict` to list more than ten functions. Mean average precision needs the whole corpus.
 
         Args:
@@ -65,9 +71,48 @@ class RetrievalOutput:
             A line that states how many functions are listed for each query, and how many queries have a tie.
 
         Raises:
-            UserError: an id contains a blank, or a grade is not an integer.
+            UserError: an id contains white space, or a grade is not an integer.
         """
-        return write_run_file(path, split, self.ranking)
+        queries = _written_ids(
+            split.queries[OWN_ID][:] if OWN_ID in split.queries.column_names else [], len(split.queries), "q"
+        )
+        codes = _written_ids(split.corpus["url"][:], len(split.corpus), "c")
+        judged = split.judgments.relevant.tocoo()
+        if (judged.data % 1).any():
+            raise UserError(
+                f"{path}: the format holds integer grades, but a grade is {judged.data[judged.data % 1 > 0][0]}"
+            )
+        tied = 0
+        with written_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:
+            top = zip(self.ranking.top_indices.tolist(), self.ranking.top_scores.numpy(force=True), strict=True)
+            for query, (columns, scores) in enumerate(top):
+                relevant = np.isin(columns, split.judgments.relevant[query].indices)
+                tied += int((scores[relevant][:, None] == scores).sum() > relevant.sum())
+                for rank, (column, score) in enumerate(zip(columns, scores, strict=True), 1):
+                    if score > -np.inf:  # otherwise, the function is the query's own document, which is not ranked
+                        file.write(f"{queries[query]} Q0 {codes[column]} {rank} {score!s} {TAG}\n")
+        with written_aside(f"{path}.qrels") as aside, open(aside, "w", encoding="utf-8") as file:
+            for query, code, grade in zip(judged.row, judged.col, judged.data, strict=True):
+                file.write(f"{queries[query]} 0 {codes[code]} {int(grade)}\n")
+        depth = self.ranking.top_indices.shape[1]
+        line = f"{path} and {path}.qrels: the first {depth:,} of {len(codes):,} functions for each query"
+        if depth < len(codes):
+            line += ", so MAP will be too low"
+        if tied:
+            line += (
+                f"; {tied:,} of {len(queries):,} queries have a relevant function with the score of another function"
+            )
+        return line
+
+
+def _written_ids(ids: list[str], number: int, letter: str) -> list[str]:
+    """Returns the ids, or numbers if there are no ids, some are hashes of texts, or some repeat."""
+    if len({*ids}) < number or any(each.startswith(TEXT_ID) for each in ids):
+        return [f"{letter}{row}" for row in range(1, number + 1)]
+    for each in ids:
+        if not each or len(each.split()) > 1 or each != each.strip():
+            raise UserError(f"the id {each!r} has a blank, which separates fields in a run file: set --id_column")
+    return ids
 
 
 def rank_corpus(

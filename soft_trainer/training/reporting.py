@@ -54,9 +54,7 @@ def banner(
     origins = getattr(args, "origins", None)
     if origins is None:  # plain `TrainingArguments`
         return table(("training", ""), list(rows.items()))
-    lines = []
-    for label, value in rows.items():
-        lines.append((label, value, origins.get(OPTION_OF.get(label, label))))
+    lines = [(label, value, origins.get(OPTION_OF.get(label, label))) for label, value in rows.items()]
     return table(("training", "", "chosen by"), lines)
 
 
@@ -138,8 +136,7 @@ class ProgressLines(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """Prints a progress line if ten seconds have passed since the last one."""
         if time.monotonic() >= self._next_line and state.global_step < state.max_steps:
-            left = self._seconds_a_step(state) * (state.max_steps - state.global_step)
-            self._print(state, f"{duration(left)} left")
+            self._print(state, ended=False)
             self._next_line = time.monotonic() + LINE_SECONDS
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -156,20 +153,20 @@ class ProgressLines(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         """Prints the final progress line, with the duration of training."""
-        self._print(state, f"trained in {duration(time.monotonic() - self._start)}")
+        self._print(state, ended=True)
 
-    def _seconds_a_step(self, state) -> float:
-        return (time.monotonic() - self._start) / max(state.global_step - self._first_step, 1)
-
-    def _print(self, state, end: str) -> None:
-        loss = self._loss()
-        words = [] if loss is None else [f"loss {loss:.4g}"]
-        seconds = self._seconds_a_step(state)
-        if seconds < 1:
-            words.append(f"{1 / seconds:.3g} steps/s")
+    def _print(self, state, ended: bool) -> None:
+        passed = time.monotonic() - self._start
+        seconds = passed / max(state.global_step - self._first_step, 1)
+        words = []
+        if (loss := self._loss()) is not None:
+            words.append(f"loss {loss:.4g}")
+        words.append(f"{1 / seconds:.3g} steps/s" if seconds < 1 else f"{seconds:.3g} s/step")
+        if ended:
+            words.append(f"trained in {duration(passed)}")
         else:
-            words.append(f"{seconds:.3g} s/step")
-        print_on_main(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join([*words, end])}")
+            words.append(f"{duration(seconds * (state.max_steps - state.global_step))} left")
+        print_on_main(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(words)}")
 
 
 def results_text(results: Mapping[str, Mapping[str, Mapping]], chosen_on: Collection[str] = ()) -> str:
