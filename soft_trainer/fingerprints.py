@@ -255,24 +255,23 @@ def encoder_file_hashes(folder: str | os.PathLike) -> dict[str, str]:
     return {path.relative_to(root).as_posix(): file_fingerprint(path) for path in paths if path.is_file()}
 
 
-def model_code(folder: Path) -> set[Path]:
-    """Returns the modules in a model's folder that its configuration names, and those that they import."""
+def model_code(folder: Path) -> set[str]:
+    """Returns the modules in a model's folder that its configuration names, and those that they import, as paths."""
     from transformers.dynamic_module_utils import get_relative_import_files  # slow, and a search does not need it
 
-    found = set()
+    names = set()
     for path in files_matching(folder, ("config.json", "tokenizer_config.json")):
         for module in re.findall(r'"(\w+)\.\w+"', json.dumps(read_json(folder / path).get("auto_map"))):
             code = folder / f"{module}.py"
             if code.is_file():
-                found |= {code, *map(Path, get_relative_import_files(code))}
-    return found
+                modules = code, *map(Path, get_relative_import_files(code))
+                names.update(each.relative_to(folder).as_posix() for each in modules)
+    return names
 
 
 def written_files(folder: Path) -> dict[str, str]:
     """Returns the files that training writes to a folder as `{path: hash}`, for the list in `run.json`."""
-    names = {path.relative_to(folder).as_posix() for path in model_code(folder)}
-    names.update(files_matching(folder, TRAINING_FILES))
-    names.discard(RECORD)
+    names = {*files_matching(folder, TRAINING_FILES), *model_code(folder)} - {RECORD}
     return {name: file_fingerprint(folder / name) for name in sorted(names)}
 
 

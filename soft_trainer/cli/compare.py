@@ -29,7 +29,6 @@ def run(arguments: argparse.Namespace) -> None:
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.studies.compare import (
         Pairing,
-        change_text,
         compare_patterns,
         describe,
         describe_sets,
@@ -52,4 +51,4 @@ def run(arguments: argparse.Namespace) -> None:
     sys.stdout.write(describe(comparison) + "\n")
     if changes := pairing.changes(arguments.number):
         sys.stdout.write(f"\nThe {len(changes)} largest changes of a query's reciprocal rank:\n\n")
-        sys.stdout.write("\n\n".join(map(change_text, changes)) + "\n")
+        sys.stdout.write("\n\n".join(changes) + "\n")

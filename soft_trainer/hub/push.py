@@ -258,40 +258,32 @@ class Repository:
 
 
 def _paths(folder: Path, repo_type: str) -> list[Path]:
-    """Returns the files to push, in order."""
-    paths = folder.rglob("*")
-    if repo_type == "model":
-        paths = _listed(folder, {folder / name for name in files_matching(folder, PUSHED_FILES)} | model_code(folder))
-    names = [path.relative_to(folder).as_posix() for path in sorted(paths) if path.is_file()]
+    """Returns the files to push. From an encoder's folder, these are files that `run.json` lists, if it has a list.
+
+    Warns about other files, and about files other than the card that have changed since the run.
+    """
     if repo_type != "model":
-        return [folder / name for name in filter_repo_objects(names, ignore_patterns=[*NEVER_PUSHED])]
+        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        return [folder / name for name in filter_repo_objects(files, ignore_patterns=[*NEVER_PUSHED])]
+    names = {*files_matching(folder, PUSHED_FILES), *model_code(folder)}
+    listed = listed_files(folder)
+    if listed is not None:
+        if others := sorted(names - listed.keys() - {RECORD}):
+            logger.warning("%s: not pushed, because run.json does not list them: %s", folder, ", ".join(others))
+            names.difference_update(others)
+        changed = []
+        for name in sorted(names - {RECORD, CARD}):
+            if listed[name] != file_fingerprint(folder / name):
+                changed.append(name)
+        if changed:
+            what = "changed since the run, so the results may belong to another encoder"
+            logger.warning("%s: %s (%s)", folder, what, ", ".join(changed))
     if names and WEIGHTS.isdisjoint(names):
         raise UserError(f"{folder}: no weights to push (model.safetensors or adapter_model.safetensors)")
     if RECORD in names and read_json(folder / RECORD).get("format") != RECORD_FORMAT:
         logger.warning("%s: not pushed: another version wrote this file, so it may have local paths", folder / RECORD)
         names.remove(RECORD)
-    return [folder / name for name in names]
-
-
-def _listed(folder: Path, paths: set[Path]) -> set[Path]:
-    """Returns the files in `paths` that `run.json` lists, or all files in `paths` if `run.json` has no list.
-
-    Warns about files that are not listed, and about files other than the card that have changed since the run.
-    """
-    listed = listed_files(folder)
-    if listed is None:
-        return paths
-    known = {folder / name for name in listed} | {folder / RECORD}
-    if others := sorted(path.relative_to(folder).as_posix() for path in paths - known if path.is_file()):
-        logger.warning("%s: not pushed, because run.json does not list them: %s", folder, ", ".join(others))
-    changed = []
-    for name, hashed in listed.items():
-        if name != CARD and folder / name in paths and hashed != file_fingerprint(folder / name):
-            changed.append(name)
-    if changed:
-        what = "changed since the run, so the results may belong to another encoder"
-        logger.warning("%s: %s (%s)", folder, what, ", ".join(changed))
-    return paths & known
+    return [folder / name for name in sorted(names)]
 
 
 def reason(error: Exception) -> str:

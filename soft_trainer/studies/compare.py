@@ -55,23 +55,6 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
 # ---- Two systems on the same queries ----
 
 
-@dataclass(frozen=True)
-class RankChange:
-    """The difference between two systems, a and b, for one query.
-
-    Args:
-        query: the text of the query.
-        delta: the query's reciprocal rank in a minus its reciprocal rank in b, averaged over seeds.
-        ranks: each system's ranks, one per seed.
-        tops: each system's top three functions with the first seed, as (is relevant, text).
-    """
-
-    query: str
-    delta: float
-    ranks: tuple[tuple[int, ...], ...]
-    tops: tuple[list[tuple[bool, str]], ...]
-
-
 class Pairing:
     """The ranks of two systems on the same queries. Each system has one run, or one run per seed.
 
@@ -101,20 +84,26 @@ class Pairing:
         """Returns the paired comparison of the two systems' reciprocal ranks, averaged over seeds."""
         return compare_paired(*self.reciprocal)
 
-    def changes(self, number: int = 10) -> list[RankChange]:
-        """Returns the queries whose reciprocal ranks differ most between the systems, largest difference first."""
+    def changes(self, number: int = 10) -> list[str]:
+        """Describes the queries whose reciprocal ranks differ most between the systems, largest difference first.
+
+        Each text has the difference and the query, and for each system its ranks, one per seed, and its top three
+        functions with the first seed, relevant ones with `=>`.
+        """
         sizes = np.abs(self.differences)
         largest = np.argsort(-sizes, kind="stable")[:number]
         changes = []
         for row in largest[sizes[largest] > 0].tolist():
-            ranks = []
-            tops = []
-            for side in self.sides:
-                ranks.append(tuple(int(ranked.ranks[order[row]]) for ranked, order in side))
-                ranked, order = side[0]
-                tops.append(ranked.top(int(order[row])))
             query = self.sides[0][0][0].rows["query"][row].as_py()  # the other runs are in this run's order
-            changes.append(RankChange(query, float(self.differences[row]), tuple(ranks), tuple(tops)))
+            lines = [f"{self.differences[row]:+.3f}  {shortened(query)}"]
+            for name, side in zip("AB", self.sides, strict=True):
+                ranks = [f"{int(ranked.ranks[order[row]]):,}" for ranked, order in side]
+                lines.append(f"  {name}: rank {', '.join(ranks)}")
+                ranked, order = side[0]
+                for rank, (relevant, code) in enumerate(ranked.top(int(order[row])), 1):
+                    mark = "=>" if relevant else "  "
+                    lines.append(f"    {mark} {rank}. {shortened(code)}")
+            changes.append("\n".join(lines))
         return changes
 
 
@@ -167,17 +156,6 @@ def p_text(p: float, equals: str = "") -> str:
     if p < 0.001:
         return "< 0.001"
     return f"{equals}{p:.3f}"
-
-
-def change_text(change: RankChange) -> str:
-    """Formats a change as text: the query, and each system's ranks and top functions, relevant ones with `=>`."""
-    lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
-    for name, ranks, top in zip("AB", change.ranks, change.tops, strict=True):
-        lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")
-        for rank, (relevant, code) in enumerate(top, 1):
-            mark = "=>" if relevant else "  "
-            lines.append(f"    {mark} {rank}. {shortened(code)}")
-    return "\n".join(lines)
 
 
 # ---- Two methods over several sets and seeds ----

@@ -83,19 +83,19 @@ def warnings_of(trainer) -> list[str]:
             f"warning: the trained weights are stored in {name}, so small updates are lost; load the model in float32 "
             "(dtype=float32) and set bf16=True or fp16=True instead"
         )
-    if has_adapter(model) and args.learning_rate <= LORA_RATE / 4:
-        warnings.append(
-            f"warning: learning_rate={args.learning_rate:g} is far below 1e-4 to 5e-4, the usual rates for an adapter"
-        )
     warnings += profile_warnings(model, encoder)
-    revision = None
     if has_adapter(model):
+        if args.learning_rate <= LORA_RATE / 4:
+            warnings.append(
+                f"warning: learning_rate={args.learning_rate:g} is far below 1e-4 to 5e-4, the usual rates for an "
+                "adapter"
+            )
         revision = model.peft_config[active_adapter(model)].revision
-    if revision and not getattr(args, "merge_lora", False):
-        warnings.append(
-            f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and SentenceTransformer "
-            "load the base's main branch; use load_encoder, or set merge_lora=True"
-        )
+        if revision and not getattr(args, "merge_lora", False):
+            warnings.append(
+                f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and "
+                "SentenceTransformer load the base's main branch; use load_encoder, or set merge_lora=True"
+            )
     dims = plan.dims
     size = dimensions(model, encoder)
     if dims and dims[0] < size:

@@ -15,7 +15,7 @@ from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import RankedQueries, examples, load_ranks, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput
 from soft_trainer.evaluation.significance import Interval, compare_paired, reciprocal_ranks
-from soft_trainer.studies.compare import Pairing, change_text, compare_patterns, verdict
+from soft_trainer.studies.compare import Pairing, compare_patterns, verdict
 from soft_trainer.terminal import shortened
 
 
@@ -72,7 +72,7 @@ def test_several_seeds_are_averaged_by_query(ranked):
     runs = ranked([1, 2], [2, 4], [4, 1], [4, 2])
     pairing = Pairing(runs[:2], runs[2:])
     assert pairing.differences.tolist() == pytest.approx([0.75 - 0.25, 0.375 - 0.75])
-    assert pairing.changes(1)[0].ranks == ((1, 2), (4, 4))
+    assert "A: rank 1, 2\n" in pairing.changes(1)[0] and "B: rank 4, 4\n" in pairing.changes(1)[0]
 
 
 def test_long_texts_without_spaces_keep_their_beginning(tmp_path):
@@ -212,9 +212,9 @@ def test_every_relevant_function_is_marked(tmp_path):
         ranking = Ranking(torch.tensor([rank] * 3), top, torch.ones(3, 3))
         save_ranks(tmp_path / f"{name}.parquet", split, RetrievalOutput(ranking, {}), EncoderProfile())
     pairing = Pairing(*([load_ranks(tmp_path / f"{name}.parquet")] for name in "ab"))
-    marked = [[relevant for relevant, _ in change.tops[0]] for change in pairing.changes()]
-    assert marked == [[True, False, True], [True, False, False], [True, True, True]]
-    assert "    => 1. def c(): 3\n       2. def b(): 2\n    => 3. def a(): 1" in change_text(pairing.changes()[0])
+    first, second, third = pairing.changes()
+    assert "    => 1. def c(): 3\n       2. def b(): 2\n    => 3. def a(): 1" in first
+    assert second.count("=>") == 2 and third.count("=>") == 6  # the same functions for each system
 
 
 def test_equal_urls_with_other_texts_are_another_set(tmp_path):
