@@ -98,6 +98,12 @@ def _lists_of_queries(split: Split) -> dict[str, list[list]]:
     return columns
 
 
+def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
+    """Yields the rows as dicts with exactly these columns. The value of a missing column is None."""
+    for row in rows:
+        yield {name: row.get(name) for name in columns}
+
+
 def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: str | Path) -> Path:
     """Writes the rows to `SPLIT.jsonl.gz` files with CodeSearchNet's columns, and their card to `README.md`.
 
@@ -112,22 +118,6 @@ def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: st
     folder = Path(folder)
     present = {name for rows in data.values() for name in rows.column_names}
     features = Features({name: kind for name, kind in FILE_FEATURES.items() if name in FEATURES or name in present})
-    with reporting_disk_errors(folder):
-        write_rows({split: _in_columns(rows, features) for split, rows in data.items()}, folder)
-        for name in {*ROW_FILES} - {f"{split}.jsonl.gz" for split in data}:
-            (folder / name).unlink(missing_ok=True)
-        write_text(folder / "README.md", str(data_card(data, arguments, features)))
-    return folder
-
-
-def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
-    """Yields the rows as dicts with exactly these columns. The value of a missing column is None."""
-    for row in rows:
-        yield {name: row.get(name) for name in columns}
-
-
-def data_card(data: Mapping[str, Dataset], arguments: DataArguments, features: Features) -> DatasetCard:
-    """Returns the data set's card: text, and a header that tells `datasets.load_dataset` the splits and columns."""
     languages = arguments.languages or languages_in(data)
     files = [{"split": HUB_SPLITS.get(split, split), "path": f"{split}.jsonl.gz"} for split in data]
     header = DatasetCardData(
@@ -142,7 +132,7 @@ def data_card(data: Mapping[str, Dataset], arguments: DataArguments, features: F
     repositories = Counter()
     if "repo" in rows.column_names:
         repositories.update(rows["repo"])
-    return DatasetCard.from_template(
+    card = DatasetCard.from_template(
         header,
         template_path=str(_TEMPLATE),
         title=arguments.rows_name.rsplit("/", 1)[-1],
@@ -158,3 +148,9 @@ def data_card(data: Mapping[str, Dataset], arguments: DataArguments, features: F
         scores=SCORES in features,
         rows=table(["split", "rows", "use"], [(name, len(part), USES[name]) for name, part in data.items()]),
     )
+    with reporting_disk_errors(folder):
+        write_rows({split: _in_columns(rows, features) for split, rows in data.items()}, folder)
+        for name in {*ROW_FILES} - {f"{split}.jsonl.gz" for split in data}:
+            (folder / name).unlink(missing_ok=True)
+        write_text(folder / "README.md", str(card))
+    return folder

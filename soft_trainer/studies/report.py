@@ -23,19 +23,6 @@ TEST_NOTE = (
     "over seeds and queries. p is from a two-sided randomisation test over queries, with Holm's correction for all "
     "rows on this page."
 )
-SETTINGS = (
-    "loss",
-    "estimator",
-    "weighting",
-    "alpha",
-    "beta",
-    "temperature",
-    "floor",
-    "margin",
-    "cancel",
-    "teacher",
-    "distill_weight",
-)
 TRAINING = ("learning rate", "epochs", "functions compared per query", "seconds per step, with evaluations")
 
 
@@ -271,8 +258,8 @@ def runs_table(runs: Sequence[ReportedRun]) -> str:
     """Returns a table of all runs with their seeds and settings."""
     rows = []
     for run in runs:
-        loss = run.record["loss"]
         training = run.record["training"]
-        settings = ", ".join(f"{name} {loss[name]}" for name in SETTINGS if loss.get(name) is not None)
+        loss = run.record["loss"].items()
+        settings = ", ".join(f"{name} {value}" for name, value in loss if value is not None)
         rows.append([str(run.folder), run.seed, settings, *(training.get(name) for name in TRAINING)])
     return table(["folder", "seed", "settings", *TRAINING], rows, floats="g")
