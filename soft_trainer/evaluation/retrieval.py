@@ -82,6 +82,7 @@ class RetrievalOutput:
             raise UserError(
                 f"{path}: the format holds integer grades, but a grade is {judged.data[judged.data % 1 > 0][0]}"
             )
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         tied = 0
         with written_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:
             top = zip(self.ranking.top_indices.tolist(), self.ranking.top_scores.numpy(force=True), strict=True)

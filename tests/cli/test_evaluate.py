@@ -38,13 +38,13 @@ def test_the_table_has_the_encoder_beside_lexical_bm25(encoder_dir, data_dir, tm
     assert not any(path.name != "cache" for path in tmp_path.iterdir())  # without a folder nothing is written
 
 
-def test_a_run_file_has_the_whole_pool_and_is_not_overwritten(encoder_dir, data_dir, tmp_path, capsys):
+def test_a_run_file_has_the_whole_pool(encoder_dir, data_dir, tmp_path, capsys):
     words = ["evaluate", str(encoder_dir), "--data_dir", str(data_dir), "--lexical", "false", *HERE]
-    words += ["--run_file", str(tmp_path / "run.trec")]
+    words += ["--run_file", str(tmp_path / "new" / "run.trec")]
     assert run_command(words) == 0
     assert "the first 24 of 24 functions for each query" in capsys.readouterr().err
-    assert len((tmp_path / "run.trec").read_text().splitlines()) == 4 * 24
-    assert len((tmp_path / "run.trec.qrels").read_text().splitlines()) == 4
+    assert len((tmp_path / "new" / "run.trec").read_text().splitlines()) == 4 * 24
+    assert len((tmp_path / "new" / "run.trec.qrels").read_text().splitlines()) == 4
     with refused("run_depth=0: must be 1 or more"):
         run_command([*words, "--run_depth", "0"])
 
