@@ -52,9 +52,7 @@ def test_a_run_file_has_the_whole_pool(encoder_dir, data_dir, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("there", "sets", "says"),
     [
-        ("run.trec", 1, "{0}/run.trec or {0}/run.trec.qrels would be overwritten"),
         ("run.trec.qrels", 1, "{0}/run.trec or {0}/run.trec.qrels would be overwritten"),
-        ("run-test.trec", 2, "{0}/run-test.trec or {0}/run-test.trec.qrels would be overwritten"),
         ("run-rows.trec.qrels", 2, "{0}/run-rows.trec or {0}/run-rows.trec.qrels would be overwritten"),
         ("run-old.trec", 1, None),
         ("run.trec", 2, None),

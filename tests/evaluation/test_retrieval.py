@@ -52,14 +52,13 @@ def graded(scores, grades, gain="linear"):
 
 
 @pytest.mark.parametrize("gain", ["linear", "exponential"])
-@pytest.mark.parametrize("seed", range(6))
-def test_metrics_are_those_of_the_worst_order_that_the_scores_allow(seed, gain):
-    generator = np.random.default_rng(seed)
-    scores = generator.integers(0, 3, (5, 6))
-    grades = generator.integers(0, 4, (5, 6)) * (generator.random((5, 6)) < 0.6)
+def test_metrics_are_those_of_the_worst_order_that_the_scores_allow(gain):
+    generator = np.random.default_rng(0)
+    scores = generator.integers(0, 3, (30, 6))
+    grades = generator.integers(0, 4, (30, 6)) * (generator.random((30, 6)) < 0.6)
     grades[:, 0] = np.maximum(grades[:, 0], 1)
     ranking, measured = graded(scores, grades, gain)
-    for query in range(5):
+    for query in range(30):
         rank, ndcg, precision = by_hand(scores[query], grades[query], gain)
         assert int(ranking.ranks[query]) == rank
         assert measured[NDCG[gain]][query] == pytest.approx(ndcg, abs=1e-12)
