@@ -93,8 +93,9 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     for name, options in content["runs"].items():
         options = dict(options or {})
         recipe = {}
-        if "config" in options:
-            recipe = read_recipe(path.parent / str(options.pop("config")))
+        config = options.pop("config", None)
+        if config is not None:
+            recipe = read_recipe(path.parent / str(config))
             recipe.pop("output_dir", None)
         own[str(name)] = recipe, options
     for seed in content["seeds"]:
