@@ -20,12 +20,13 @@ import torch
 from mteb._evaluators.retrieval_metrics import calculate_retrieval_scores
 from sentence_transformers import SentenceTransformer
 
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import comparable
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.evaluation.ranking import Corpus, rank_codes
 from soft_trainer.evaluation.retrieval import answer_pairs, by_query
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.evaluation_sets import EvaluationSet, load_evaluation_sets
+from soft_trainer.run.evaluation_sets import load_evaluation_sets
 from soft_trainer.terminal import table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -64,14 +65,13 @@ def measure_theirs(model: str, split) -> tuple[np.ndarray, np.ndarray, dict]:
     return np.array(reciprocal), ndcg, result[0].scores["test"][0]
 
 
-def compare(model: str, encoder, evaluation_set: EvaluationSet) -> list:
+def compare(model: str, encoder, name: str, split: Split) -> list:
     """Returns a row of the table."""
-    split = evaluation_set.split
     ours_mrr, ours, ties = measure_ours(encoder, split)
     theirs_mrr, theirs, scores = measure_theirs(model, split)
     cut = np.where(ours_mrr >= 1 / 1000, ours_mrr, 0)
     return [
-        *(evaluation_set.name, len(split.queries), len(split.corpus), split.judgments.relevant.nnz, ties),
+        *(name, len(split.queries), len(split.corpus), split.judgments.relevant.nnz, ties),
         *(cut.mean(), theirs_mrr.mean(), ours.mean(), theirs.mean(), scores["ndcg_at_10"]),
         *(abs(ours.mean() - theirs.mean()), np.abs(ours - theirs).max()),
     ]
@@ -97,7 +97,7 @@ def main() -> None:
         "mteb's",
     ]
     headers += ["our nDCG@10", "mteb's", "as mteb prints it", "difference", "largest of a query"]
-    print(table(headers, [compare(arguments.model, encoder, each) for each in sets], ".7f"))
+    print(table(headers, [compare(arguments.model, encoder, *each) for each in sets.items()], ".7f"))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ tokenizer and settings. Before the contents are used, this fingerprint is compar
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import inspect
 import json
 import os
+import platform
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,7 +27,9 @@ from soft_trainer.files import (
     PROFILE_FILE,
     RECORD,
     TOKENIZER_FILES,
+    TRAINING_FILES,
     WEIGHT_FILES,
+    files_matching,
     listed_files,
     read_json,
     uncompressed_name,
@@ -33,6 +37,7 @@ from soft_trainer.files import (
 )
 from soft_trainer.terminal import print_on_main
 
+PACKAGES = ("soft_trainer", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "huggingface_hub")
 AT_ONCE = 1 << 16  # rows to hash at a time
 READ_BYTES = 1 << 22
 ROW_FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")  # the endings of files with rows
@@ -92,6 +97,15 @@ def _plain(value):
     if isinstance(value, set | frozenset):
         return sorted(value, key=repr)
     return str(value)
+
+
+def environment() -> dict[str, str]:
+    """Returns the versions of Python and of installed packages that may affect results."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 # ---- Rows ----
@@ -239,6 +253,26 @@ def encoder_file_hashes(folder: str | os.PathLike) -> dict[str, str]:
     if any(f"{path.stem}." in settings for path in code):  # otherwise the scripts are not the model's code
         paths.update(code)
     return {path.relative_to(root).as_posix(): file_fingerprint(path) for path in paths if path.is_file()}
+
+
+def model_code(folder: Path) -> set[str]:
+    """Returns the modules in a model's folder that its configuration names, and those that they import, as paths."""
+    from transformers.dynamic_module_utils import get_relative_import_files  # slow, and a search does not need it
+
+    names = set()
+    for path in files_matching(folder, ("config.json", "tokenizer_config.json")):
+        for module in re.findall(r'"(\w+)\.\w+"', json.dumps(read_json(folder / path).get("auto_map"))):
+            code = folder / f"{module}.py"
+            if code.is_file():
+                modules = code, *map(Path, get_relative_import_files(code))
+                names.update(each.relative_to(folder).as_posix() for each in modules)
+    return names
+
+
+def written_files(folder: Path) -> dict[str, str]:
+    """Returns the files that training writes to a folder as `{path: hash}`, for the list in `run.json`."""
+    names = {*files_matching(folder, TRAINING_FILES), *model_code(folder)} - {RECORD}
+    return {name: file_fingerprint(folder / name) for name in sorted(names)}
 
 
 def list_files(folder: str | os.PathLike, paths: Sequence[Path]) -> None:

@@ -31,8 +31,8 @@ from soft_trainer.files import (
     read_json,
     write_json,
 )
-from soft_trainer.hub.model_card import environment, license_of, write_model_card
-from soft_trainer.hub.push import written_files
+from soft_trainer.fingerprints import environment, written_files
+from soft_trainer.model_card import license_of, write_model_card
 from soft_trainer.terminal import print_on_main
 
 

@@ -209,7 +209,7 @@ def one_line_errors(until: Callable[[], bool] = bool) -> Iterator[None]:
 
 
 # A file instead of a folder, a folder instead of a file, or a location that the user may not write to.
-WRONG_PLACE = (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+WRONG_PATH = (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 @contextlib.contextmanager
@@ -227,19 +227,14 @@ def exit_on_user_error() -> Iterator[None]:
         print_on_main(str(interruption) or "interrupted")
         sys.exit(130)
     except (UserError, OSError) as error:
-        wrong_place = isinstance(error, WRONG_PLACE) and error.filename is not None
-        if isinstance(error, OSError) and not wrong_place and error.errno not in FULL_DISK:
+        wrong_path = isinstance(error, WRONG_PATH) and error.filename is not None
+        if isinstance(error, OSError) and not wrong_path and error.errno not in FULL_DISK:
             raise
         line = f"error: {' '.join(str(error).split())}"
         sys.stderr.write(f"{line}\n")
-        _tell_launcher(line)
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")  # where `torchrun` looks for the error to report
+        if path and _is_main():
+            details = {"py_callstack": line, "timestamp": str(int(time.time()))}
+            with contextlib.suppress(OSError), open(path, "w") as file:
+                json.dump({"message": {"message": line, "extraInfo": details}}, file)
         sys.exit(2)
-
-
-def _tell_launcher(line: str) -> None:
-    """Writes an error to TORCHELASTIC_ERROR_FILE, where `torchrun` looks for the error to report."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path and _is_main():
-        details = {"py_callstack": line, "timestamp": str(int(time.time()))}
-        with contextlib.suppress(OSError), open(path, "w") as file:
-            json.dump({"message": {"message": line, "extraInfo": details}}, file)

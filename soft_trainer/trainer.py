@@ -85,7 +85,7 @@ from soft_trainer.options.defaults import apply_defaults, default_output_dir
 from soft_trainer.options.resolve import Plan
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
-from soft_trainer.training import interruption, preflight, reporting
+from soft_trainer.training import interruption, preflight
 from soft_trainer.training.batches import Batch, TrainBatches
 from soft_trainer.training.collator import PairCollator, pieces_of
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
@@ -104,6 +104,7 @@ from soft_trainer.training.output_folder import (
     saving_checkpoint,
 )
 from soft_trainer.training.prepared_rows import prepare_rows, train_loader
+from soft_trainer.training.record import loss_table, setup_table
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
 from soft_trainer.training.run_fingerprint import (
     MEASURED_ROWS,
@@ -674,16 +675,14 @@ class SoftInfoNCETrainer(SavingTrainer):
         # Compare before preparing the rows, which may take hours, and again once the estimator has loaded its encoder.
         self.run_fingerprint = compared(self.fingerprint, checkpoint)
         preflight.check_evaluated(self.args, self.eval_dataset, bool(self.early_stops))
-        loss = reporting.loss_table(self.plan, self.estimator)
         kind = self.accelerator.distributed_type.value
-        table = banner(self.args, loss, self.setup_table(), self.encoder, kind)
-        warnings = warnings_of(self.args, self.plan, self.encoder, self.model)
-        print_on_main("\n".join([table, *warnings]))
+        table = banner(self.args, loss_table(self), setup_table(self), self.encoder, kind)
+        print_on_main("\n".join([table, *warnings_of(self)]))
         self.prepare_rows()
         fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
         preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
         self.run_fingerprint = continued(compared(lambda: self.run_fingerprint | fitted, checkpoint), checkpoint)
-        if self.report is not None and not self.report.ranks_before:
+        if self.report is not None and not any("untrained" in each for each in self.report.outputs.values()):
             self.report.measure("untrained")
 
     @property

@@ -57,7 +57,7 @@ def fingerprint_of(trainer):
 
 def warned(trainer) -> list[str]:
     """Returns the warnings about a trainer's settings."""
-    return warnings_of(trainer.args, trainer.plan, trainer.encoder, trainer.model)
+    return warnings_of(trainer)
 
 
 def gradients(trainer, batch) -> tuple[float, dict]:

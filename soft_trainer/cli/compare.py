@@ -27,11 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Prints a comparison of two runs, and the queries whose reciprocal ranks differ most."""
     # Imported here, so that --help does not wait for torch.
-    from soft_trainer.studies.compare import Pairing, change_text, compare_patterns, describe, ranks_of, verdict
+    from soft_trainer.studies.compare import (
+        Pairing,
+        compare_patterns,
+        describe,
+        describe_sets,
+        ranks_of,
+        verdict,
+    )
 
     if "*" in arguments.run_a + arguments.run_b:
-        pooled = compare_patterns(arguments.run_a, arguments.run_b, arguments.split, arguments.system)
-        sys.stdout.write(pooled.describe() + "\n")
+        sets = compare_patterns(arguments.run_a, arguments.run_b, arguments.split, arguments.system)
+        sys.stdout.write(describe_sets(sets) + "\n")
         return
     a = ranks_of(arguments.run_a, arguments.split, arguments.system)
     b = ranks_of(arguments.run_b, arguments.split, arguments.system)
@@ -44,4 +51,4 @@ def run(arguments: argparse.Namespace) -> None:
     sys.stdout.write(describe(comparison) + "\n")
     if changes := pairing.changes(arguments.number):
         sys.stdout.write(f"\nThe {len(changes)} largest changes of a query's reciprocal rank:\n\n")
-        sys.stdout.write("\n\n".join(map(change_text, changes)) + "\n")
+        sys.stdout.write("\n\n".join(changes) + "\n")

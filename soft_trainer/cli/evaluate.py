@@ -17,7 +17,6 @@ from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import UserError
-from soft_trainer.files import check_free
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import option_specs
@@ -57,22 +56,30 @@ def run(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary, one_line_errors():
         model_args, data_args, args = training_arguments(arguments, arguments.output_dir or temporary)
         args.from_command_line = True
-        if arguments.run_file:
-            if arguments.run_depth < 1:
-                raise UserError(f"run_depth={arguments.run_depth}: must be 1 or more")
-            path = Path(arguments.run_file)
-            if not args.overwrite:
-                check_free(path.parent, (path.name, f"{path.stem}-*{path.suffix}"))
+        if arguments.run_depth < 1:
+            raise UserError(f"run_depth={arguments.run_depth}: must be 1 or more")
         # Imported here, so that errors in options are reported without waiting for torch.
         from soft_trainer import SoftInfoNCETrainer, distributed
         from soft_trainer.encoders.loading import profile_warnings
         from soft_trainer.evaluation.results import LABELS, metrics_table
-        from soft_trainer.evaluation.run_file import write_run_file
         from soft_trainer.run.opening import open_run
         from soft_trainer.training.output_folder import record_of
+        from soft_trainer.training.record import write_run
+        from soft_trainer.training.reporting import print_examples
 
         distributed.use_the_cores()
         encoder, rows = open_run(model_args, data_args, args)
+        run_files = {}
+        if arguments.run_file:
+            path = Path(arguments.run_file)
+            for name in rows.measured:
+                run_files[name] = path.with_stem(f"{path.stem}-{name}") if len(rows.measured) > 1 else path
+            for file in run_files.values():
+                if not args.overwrite and (file.exists() or Path(f"{file}.qrels").exists()):
+                    raise UserError(
+                        f"run_file={path}: {file} or {file}.qrels would be overwritten; set another run_file, or "
+                        "overwrite=true"
+                    )
         trainer = SoftInfoNCETrainer(
             encoder,
             args,
@@ -90,15 +97,12 @@ def run(arguments: argparse.Namespace) -> None:
         def finish(run) -> None:
             if not distributed.is_main():
                 return
-            if arguments.run_file:
-                for name, ranking in run.rankings.items():
-                    file = path.with_stem(f"{path.stem}-{name}") if len(run.rankings) > 1 else path
-                    print_on_main(write_run_file(file, run.measured[name], ranking))
+            for name, file in run_files.items():
+                print_on_main(run.outputs[name]["trained"].write_run_file(file, run.measured[name]))
             sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": encoder.label}) + "\n")
-            if args.examples and run.rankings:
-                run.print_examples()
+            print_examples(run)
             if arguments.output_dir:
-                run.write({name: value for name, value in run.record().items() if name not in ABOUT_TRAINING})
+                write_run(run, {name: value for name, value in run.record().items() if name not in ABOUT_TRAINING})
                 print_on_main(f"Written to {args.output_dir}")
 
         trainer.measure("trained", finish, arguments.run_depth if arguments.run_file else 10)

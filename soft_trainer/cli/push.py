@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 from soft_trainer.errors import UserError
-from soft_trainer.hub.push import REPO_TYPES, push_folder
+from soft_trainer.hub.push import REPO_TYPES, Repository
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `soft-trainer push` to a parser."""
     parser.add_argument("folder", metavar="DIR", help="folder to push, such as the output folder of a run")
-    parser.add_argument("hub_model_id", metavar="USER/NAME", help="the repository, created if it does not exist")
+    parser.add_argument("name", metavar="USER/NAME", help="the repository, created if it does not exist")
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--revision", help="branch to push to (default: main)")
     parser.add_argument("--repo_type", choices=REPO_TYPES, default="model", help="default: model")
@@ -25,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Pushes a folder to the Hub and prints the commit's URL."""
-    if not Path(arguments.folder).is_dir():
-        raise UserError(f"{arguments.folder}: no such folder")
-    sys.stdout.write(push_folder(**vars(arguments)) + "\n")
+    options = vars(arguments)
+    folder = options.pop("folder")
+    if not Path(folder).is_dir():
+        raise UserError(f"{folder}: no such folder")
+    sys.stdout.write(Repository(**options).push(folder) + "\n")

@@ -40,25 +40,15 @@ def run(arguments: argparse.Namespace) -> int:
         changes[name] = value
     study = read_study(recipe_path(arguments.config), changes, arguments.output_dir)
     if arguments.only:
-        study = _chosen(study, [name.strip() for name in arguments.only.split(",")])
+        names = [name.strip() for name in arguments.only.split(",")]
+        known = {run.name.split("/")[0] for run in study.runs}
+        for name in names:
+            if name not in known:
+                raise UserError(f"only={name}: no such run{nearest(name, known, '--dry_run lists them all')}")
+        study = dataclasses.replace(study, runs=[run for run in study.runs if run.name.split("/")[0] in names])
     for planned in study.runs:
         check_options(planned)
     if arguments.dry_run:
         sys.stdout.write(f"{plan(study)}\n\n{len(study.runs)} runs; output in {study.output_dir}\n")
         return 0
     return run_all(study, arguments.redo)
-
-
-def _chosen(study, names: list[str]):
-    """Returns the study with only the runs in `names`. Raises UserError for an unknown name."""
-    chosen = []
-    known = set()
-    for run in study.runs:
-        name = run.name.split("/")[0]
-        known.add(name)
-        if name in names:
-            chosen.append(run)
-    for name in names:
-        if name not in known:
-            raise UserError(f"only={name}: no such run{nearest(name, known, '--dry_run lists them all')}")
-    return dataclasses.replace(study, runs=chosen)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from soft_trainer.errors import UserError
-from soft_trainer.files import written_aside
+from soft_trainer.files import reporting_disk_errors, written_aside
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # distinct for colour-blind people too
 
@@ -20,10 +19,8 @@ def new_figure(width: float, height: float):
 def save_png(figure, path: str | Path) -> Path:
     """Writes a figure to a PNG file at 150 dots per inch, atomically. Raises UserError if that fails."""
     path = Path(path)
-    try:
+    with reporting_disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_aside(path) as aside:
             figure.savefig(aside, format="png", dpi=150)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from error
     return path

@@ -139,7 +139,7 @@ def rank_codes(
 
 
 def without(scores: Tensor, excluded: Tensor) -> Tensor:
-    """Sets the score of each query's excluded function to -inf, in place.
+    """Sets the score of each query's excluded function to -inf, and returns `scores`.
 
     Args:
         scores (`Tensor[B, C]`): the score of each query with each function.

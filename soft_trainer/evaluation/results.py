@@ -15,9 +15,18 @@ from numpy.typing import ArrayLike
 from soft_trainer.data.column_names import CODE_COLUMNS, QUERY_COLUMNS
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_texts, text_column, text_ids
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
-from soft_trainer.evaluation.retrieval import CUT, MAP, NDCG, UNRANKED, best_answers, shorter_titles
+from soft_trainer.evaluation.retrieval import (
+    CUT,
+    MAP,
+    NDCG,
+    UNRANKED,
+    RetrievalOutput,
+    best_answers,
+    shorter_titles,
+)
 from soft_trainer.files import written_aside
 from soft_trainer.fingerprints import encoder_files_fingerprint, fingerprint
 from soft_trainer.terminal import print_on_main, shortened, table
@@ -46,10 +55,8 @@ LABELS = {
 def save_ranks(
     path: str | Path,
     split: Split,
-    ranking: Ranking,
-    query_columns: Sequence[str],
-    code_columns: Sequence[str],
-    by_query: Mapping[str, np.ndarray] | None = None,
+    output: RetrievalOutput,
+    profile: EncoderProfile,
     encoder: str | Path | None = None,
 ) -> None:
     """Writes each query's `url`, `rank` (starting at 1) and top functions to a Parquet file.
@@ -59,13 +66,12 @@ def save_ranks(
     which of the three are relevant. `code` is the relevant function with the highest grade.
 
     Args:
-        query_columns, code_columns: the columns that may contain the texts. The first one that exists is used.
-        by_query: other measures of each query, float64[Q] each.
+        profile: the encoder's profile, which names the columns that may contain the texts.
         encoder: the folder of the encoder that produced the ranks, if any. Its fingerprint is stored in the file.
     """
     urls = np.array(split.corpus["url"][:], dtype=object)
-    query = text_column(split.queries, query_columns, "query")
-    code = text_column(split.corpus, code_columns, "code")
+    ranking = output.ranking
+    query, code = _columns(split, profile)
     own = best_answers(split.judgments)
     top_indices = ranking.top_indices[:, :CUT].numpy(force=True)
     top = top_indices[:, :_SHOWN]
@@ -79,13 +85,13 @@ def save_ranks(
         "rank": ranking.ranks.tolist(),
         "top_urls": urls[top_indices].tolist(),
         "top_scores": ranking.top_scores[:, :CUT].tolist(),
-        **(by_query or {}),
+        **output.by_query,
         "query": [_line(text, _WIDTH) for text in split.queries[query][:]],
         "code": lines[own].tolist(),
         "top_codes": lines[top].tolist(),
         "top_relevant": relevant.tolist(),
     }
-    columns["key"], corpus = _identity(split, query_columns, code_columns)
+    columns["key"], corpus = _identity(split, profile)
     facts = {"pool_size": str(len(urls)), "corpus": corpus}
     made_by = encoder and encoder_files_fingerprint(encoder)
     if made_by:
@@ -94,14 +100,20 @@ def save_ranks(
         pq.write_table(pa.table(columns).replace_schema_metadata(facts), aside)
 
 
-def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence[str]) -> tuple[list[str], str]:
+def _columns(split: Split, profile: EncoderProfile) -> tuple[str, str]:
+    """Returns the columns of queries and functions to show: the first of the profile's columns that exist."""
+    query = text_column(split.queries, profile.query_columns, "query")
+    return query, text_column(split.corpus, ("code", *profile.code_columns), "code")
+
+
+def _identity(split: Split, profile: EncoderProfile) -> tuple[list[str], str]:
     """Returns a fingerprint of each query with its relevant functions, and a fingerprint of the corpus.
 
     Two runs on the same data get the same fingerprints, regardless of the order of the corpus and of the columns that
     their encoders read.
     """
-    query = text_column(split.queries, (*QUERY_COLUMNS, *query_columns), "query")
-    code = text_column(split.corpus, (*CODE_COLUMNS, *code_columns), "code")
+    query = text_column(split.queries, (*QUERY_COLUMNS, *profile.query_columns), "query")
+    code = text_column(split.corpus, (*CODE_COLUMNS, *profile.code_columns), "code")
     pairs = zip(split.corpus["url"], column_texts(split.corpus, code), strict=True)
     codes = text_ids(f"{url}\0{text}" for url, text in pairs)
     right = split.judgments.relevant
@@ -147,10 +159,6 @@ class RankedQueries:
             raise UserError(problem)
         print_on_main(f"warning: {problem}")
 
-    def query(self, row: int) -> str:
-        """Returns the text of a query from its row number."""
-        return self.rows["query"][row].as_py()
-
     def top(self, row: int) -> list[tuple[bool, str]]:
         """Returns a query's top three functions, best first, as (is relevant, text), from the query's row number."""
         relevant = self.rows["top_relevant"][row].as_py()
@@ -190,16 +198,6 @@ def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:
     return {CHANGE: float(differences.mean()), MARGIN: float(margin)}
 
 
-def _graded_titles(measured: Sequence[Mapping[str, float]]) -> dict[str, str]:
-    """Returns the titles of MAP and nDCG, unless MAP equals MRR because each query has one relevant function."""
-    titles = {}
-    if any(abs(metrics.get(MAP, metrics["mrr"]) - metrics["mrr"]) > ROUNDING for metrics in measured):
-        for name, title in GRADED.items():
-            if any(name in metrics for metrics in measured):
-                titles[name] = title
-    return titles
-
-
 def metrics_table(
     results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS, chosen_on: Collection[str] = ()
 ) -> str:
@@ -211,47 +209,44 @@ def metrics_table(
     """
     measured = []
     everything: dict[str, float] = {}
-    for split, found in results.items():
-        for key in labels:
-            if key in found:
-                title = labels[key]
+    for split, systems in results.items():
+        for key, title in labels.items():
+            if key in systems:
                 if key == "trained" and split in chosen_on:
                     title += " (chosen on these rows)"
-                measured.append((split, title, found[key]))
-                everything |= found[key]
-    graded = _graded_titles([metrics for *_, metrics in measured])
-    names = METRICS | graded | shorter_titles(everything)
-    titles = ["queries", "ranked by", *names.values(), "functions in the corpus"]
-    rows = [[*place, *map(metrics.get, names), int(metrics["pool_size"])] for *place, metrics in measured]
-    if UNRANKED in everything:
-        titles.append("queries in the corpus, not ranked for themselves")
-        for row, (*_, metrics) in zip(rows, measured, strict=True):
-            row.append(metrics.get(UNRANKED))
+                measured.append((split, title, systems[key]))
+                everything |= systems[key]
+    names = {"mrr": METRICS["mrr"]}
     if CHANGE in everything:
-        titles.insert(3, "change in MRR (95 % interval)")
-        for row, (*_, metrics) in zip(rows, measured, strict=True):
-            change = None
-            if CHANGE in metrics:
-                change = f"{metrics[CHANGE]:+.3f} ± {metrics[MARGIN]:.3f}"
-            row.insert(3, change)
-    return table(titles, rows)
+        names[CHANGE] = "change in MRR (95 % interval)"
+    names |= METRICS
+    # If each query has one relevant function, MAP equals MRR.
+    if any(abs(metrics.get(MAP, metrics["mrr"]) - metrics["mrr"]) > ROUNDING for *_, metrics in measured):
+        names |= {name: title for name, title in GRADED.items() if name in everything}
+    names |= shorter_titles(everything) | {"pool_size": "functions in the corpus"}
+    if UNRANKED in everything:
+        names[UNRANKED] = "queries in the corpus, not ranked for themselves"
+    rows = []
+    for split, title, metrics in measured:
+        shown = {**metrics, "pool_size": int(metrics["pool_size"])}
+        if CHANGE in metrics:
+            shown[CHANGE] = f"{metrics[CHANGE]:+.3f} ± {metrics[MARGIN]:.3f}"
+        rows.append([split, title, *map(shown.get, names)])
+    return table(["queries", "ranked by", *names.values()], rows)
 
 
-def examples(split: Split, ranking: Ranking, number: int, query_column: str, code_column: str) -> str:
+def examples(split: Split, ranking: Ranking, number: int, profile: EncoderProfile) -> str:
     """Formats the first `number` queries with their top three functions as text. `=>` marks relevant functions."""
+    query_column, code_column = _columns(split, profile)
     blocks = []
     queries = split.queries.select(range(min(number, len(split.queries))))
     for row, query in enumerate(queries):
         lines = [f"{_line(query[query_column], 100)}   (rank {int(ranking.ranks[row])})"]
         top = ranking.top_indices[row, :_SHOWN].tolist()
-        for place, (number, code) in enumerate(zip(top, split.corpus.select(top), strict=True), 1):
-            mark = "  "
-            if split.judgments.relevant[row, number]:
-                mark = "=>"
-            path = ""
-            if code.get("path"):
-                path = f"   [{code['path']}]"
-            lines.append(f"  {mark} {place}. {_line(code[code_column], 100)}{path}")
+        for rank, (number, code) in enumerate(zip(top, split.corpus.select(top), strict=True), 1):
+            mark = "=>" if split.judgments.relevant[row, number] else "  "
+            path = f"   [{code['path']}]" if code.get("path") else ""
+            lines.append(f"  {mark} {rank}. {_line(code[code_column], 100)}{path}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 

@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from soft_trainer import distributed
+from soft_trainer.data.column_names import OWN_ID, TEXT_ID
 from soft_trainer.data.split import Judgments, Split
 from soft_trainer.encoders.encoding import comparable, shorten
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
-from soft_trainer.evaluation.run_file import write_run_file
+from soft_trainer.files import written_aside
 from soft_trainer.fingerprints import rows_fingerprint
 
+TAG = "soft_trainer"  # the name of the system, the last field of a line in a run file
 CUT = 10  # the ranks that count for nDCG
 MAP = "map"
 UNRANKED = "queries_in_corpus"  # queries whose own document is in the corpus, and not ranked for them
@@ -36,13 +39,11 @@ class RetrievalOutput:
     Args:
         ranking: the rank of each query's best-ranked relevant function, and the top functions.
         metrics: the metrics of this ranking, keyed by name.
-        shorter: the rankings with truncated Matryoshka embeddings, keyed by the number of dimensions.
         by_query: the average precision and nDCG of each query, float64[Q] each.
     """
 
     ranking: Ranking
     metrics: dict[str, float]
-    shorter: dict[int, Ranking] = field(default_factory=dict)
     by_query: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -58,6 +59,9 @@ class RetrievalOutput:
     def write_run_file(self, path: str | Path, split: Split) -> str:
         """Writes each query's top functions for trec_eval, ranx or ir-measures, and the judgments to `PATH.qrels`.
 
+        A line is `query Q0 function rank score tag`, or `query 0 function grade` for a judgment. Queries and functions
+        have the ids of their source. Without ids, or if ids repeat, they are numbered: `q1`, `c1`.
+
         Set `top_k` in `predict` to list more than ten functions. Mean average precision needs the whole corpus.
 
         Args:
@@ -67,9 +71,49 @@ class RetrievalOutput:
             A line that states how many functions are listed for each query, and how many queries have a tie.
 
         Raises:
-            UserError: an id contains a blank, or a grade is not an integer.
+            UserError: an id contains white space, or a grade is not an integer.
         """
-        return write_run_file(path, split, self.ranking)
+        queries = _written_ids(
+            split.queries[OWN_ID][:] if OWN_ID in split.queries.column_names else [], len(split.queries), "q"
+        )
+        codes = _written_ids(split.corpus["url"][:], len(split.corpus), "c")
+        judged = split.judgments.relevant.tocoo()
+        if (judged.data % 1).any():
+            raise UserError(
+                f"{path}: the format holds integer grades, but a grade is {judged.data[judged.data % 1 > 0][0]}"
+            )
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        tied = 0
+        with written_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:
+            top = zip(self.ranking.top_indices.tolist(), self.ranking.top_scores.numpy(force=True), strict=True)
+            for query, (columns, scores) in enumerate(top):
+                relevant = np.isin(columns, split.judgments.relevant[query].indices)
+                tied += int((scores[relevant][:, None] == scores).sum() > relevant.sum())
+                for rank, (column, score) in enumerate(zip(columns, scores, strict=True), 1):
+                    if score > -np.inf:  # otherwise, the function is the query's own document, which is not ranked
+                        file.write(f"{queries[query]} Q0 {codes[column]} {rank} {score!s} {TAG}\n")
+        with written_aside(f"{path}.qrels") as aside, open(aside, "w", encoding="utf-8") as file:
+            for query, code, grade in zip(judged.row, judged.col, judged.data, strict=True):
+                file.write(f"{queries[query]} 0 {codes[code]} {int(grade)}\n")
+        depth = self.ranking.top_indices.shape[1]
+        line = f"{path} and {path}.qrels: the first {depth:,} of {len(codes):,} functions for each query"
+        if depth < len(codes):
+            line += ", so MAP will be too low"
+        if tied:
+            line += (
+                f"; {tied:,} of {len(queries):,} queries have a relevant function with the score of another function"
+            )
+        return line
+
+
+def _written_ids(ids: list[str], number: int, letter: str) -> list[str]:
+    """Returns the ids, or numbers if there are no ids, some are hashes of texts, or some repeat."""
+    if len({*ids}) < number or any(each.startswith(TEXT_ID) for each in ids):
+        return [f"{letter}{row}" for row in range(1, number + 1)]
+    for each in ids:
+        if not each or len(each.split()) > 1 or each != each.strip():
+            raise UserError(f"the id {each!r} has a blank, which separates fields in a run file: set --id_column")
+    return ids
 
 
 def rank_corpus(
@@ -87,14 +131,14 @@ def rank_corpus(
     unranked = split.unranked()
     ranked = _rank_answers(queries, codes, judgments, encoder.score_scale, unranked, top_k)
     ranking, of_queries = by_query(ranked, judgments)
-    shorter = {}
+    metrics = retrieval_metrics(ranking.ranks, pool_size) | means(of_queries)
     for dim in dims:
         sides = [comparable(encoder, shorten(encoder, side, dim)) for side in (queries, codes)]
-        shorter[dim], _ = by_query(_rank_answers(*sides, judgments, encoder.score_scale, unranked), judgments)
-    metrics = retrieval_metrics(ranking.ranks, pool_size) | means(of_queries) | mrr_by_dims(shorter, pool_size)
+        shorter, _ = by_query(_rank_answers(*sides, judgments, encoder.score_scale, unranked), judgments)
+        metrics[shorter_metric(dim)] = retrieval_metrics(shorter.ranks, pool_size)["mrr"]
     if unranked is not None:
         metrics[UNRANKED] = int((unranked >= 0).sum())
-    return RetrievalOutput(ranking, metrics, shorter, of_queries)
+    return RetrievalOutput(ranking, metrics, of_queries)
 
 
 def _rank_answers(
@@ -148,12 +192,23 @@ def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str,
     pairs["rank"] = ranking.ranks.numpy(force=True)
     by_grade = pairs.sort_values("grade", ascending=False, kind="stable")
     # Relevant functions with the same score all have the last one's rank.
-    pairs["place"] = pairs["rank"] - by_grade.groupby(["query", "rank"]).cumcount()
-    first = torch.tensor(pairs.groupby("query")["place"].idxmin().to_numpy())
-    ranks = torch.tensor(pairs["place"].to_numpy())[first]
+    pairs["position"] = pairs["rank"] - by_grade.groupby(["query", "rank"]).cumcount()
+    first = torch.tensor(pairs.groupby("query")["position"].idxmin().to_numpy())
+    ranks = torch.tensor(pairs["position"].to_numpy())[first]
     best = Ranking(ranks, ranking.top_indices.cpu()[first], ranking.top_scores.cpu()[first])
-    pairs["best_place"] = by_grade.groupby("query").cumcount() + 1
-    return best, {MAP: _average_precision(pairs), ndcg_name(judgments): _ndcg(pairs, judgments.gain)}
+    gains = pairs["grade"]
+    if judgments.gain == "exponential":
+        gains = np.exp2(gains) - 1
+    sums = []
+    for position in (pairs["position"], by_grade.groupby("query").cumcount().sort_index() + 1):  # found, and ideal
+        discounted = np.where(position <= CUT, gains / np.log2(position + 1), 0.0)
+        sums.append(np.bincount(pairs["query"], discounted))
+    gained, possible = sums
+    # The order of functions that tie affects only the last digit, through the order of the sum.
+    position = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
+    number = position.groupby(pairs["query"]).rank(method="first")
+    precision = np.bincount(pairs["query"], number / position) / np.bincount(pairs["query"])
+    return best, {MAP: precision, ndcg_name(judgments): gained / possible}
 
 
 def ndcg_name(judgments: Judgments) -> str:
@@ -164,33 +219,6 @@ def ndcg_name(judgments: Judgments) -> str:
 def means(measured: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Averages each measure, an array over the queries, and returns the means keyed by name."""
     return {name: float(values.mean()) for name, values in measured.items()}
-
-
-def _ndcg(pairs: pd.DataFrame, gain: str | None) -> np.ndarray:
-    """Computes each query's nDCG, float64[Q].
-
-    Args:
-        pairs: a row for each relevant function: its `query`, `grade`, rank (`place`) and rank in the ideal order
-            (`best_place`).
-        gain: see `Judgments`.
-    """
-    gains = pairs["grade"]
-    if gain == "exponential":
-        gains = np.exp2(gains) - 1
-    sums = []
-    for places in (pairs["place"], pairs["best_place"]):
-        discounted = np.where(places <= CUT, gains / np.log2(places + 1), 0.0)
-        sums.append(np.bincount(pairs["query"], discounted))
-    gained, possible = sums
-    return gained / possible
-
-
-def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
-    """Computes each query's average precision, float64[Q], from the `query` and `rank` of each relevant function."""
-    # The order of functions that tie affects only the last digit, through the order of the sum.
-    place = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
-    found = place.groupby(pairs["query"]).rank(method="first")
-    return np.bincount(pairs["query"], found / place) / np.bincount(pairs["query"])
 
 
 def by_corpus(sets: Mapping[str, Split]) -> list[dict[str, Split]]:
@@ -233,8 +261,3 @@ def shorter_titles(metrics: Iterable[str]) -> dict[str, str]:
     """Returns table titles for the MRRs of truncated embeddings in `metrics`, keyed by name, most dimensions first."""
     dims = {int(match[1]) for match in map(re.compile(r"mrr_(\d+)").fullmatch, metrics) if match}
     return {shorter_metric(dim): f"MRR, {dim} dimensions" for dim in sorted(dims, reverse=True)}
-
-
-def mrr_by_dims(rankings: Mapping[int, Ranking], pool_size: int) -> dict[str, float]:
-    """Computes the MRRs of rankings keyed by dimension, and returns them as `{"mrr_256": value}`."""
-    return {shorter_metric(dim): retrieval_metrics(each.ranks, pool_size)["mrr"] for dim, each in rankings.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.files import PUSHED_ROWS, ROW_FILES, reporting_disk_errors, write_rows, write_text
-from soft_trainer.hub.push import push_folder
+from soft_trainer.hub.push import Repository
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import print_on_main, table
 
@@ -37,13 +36,16 @@ def push_data(splits: Mapping[str, Split], arguments: DataArguments, args: Train
     """Pushes a run's rows to the Hub from the main process, if `push_data_to_hub` is set.
 
     Raises:
-        UserError: the push failed; see `push_folder`.
+        UserError: the push failed; see `Repository.push`.
     """
-    name = arguments.push_data_to_hub
-    if name and distributed.is_main():
+    if arguments.push_data_to_hub and distributed.is_main():
         folder = write_data(pushed_tables(splits), arguments, Path(args.output_dir) / PUSHED_ROWS)
-        of_rows = {"commit_message": "Rows of a run", "repo_type": "dataset"}
-        print_on_main(f"Rows pushed: {push_folder(folder, name, args.hub_token, args.hub_private_repo, **of_rows)}")
+        print_on_main(f"Rows pushed: {repository_of_rows(arguments, args).push(folder, 'Rows of a run')}")
+
+
+def repository_of_rows(arguments: DataArguments, args: TrainingArguments) -> Repository:
+    """Returns the repository that `push_data_to_hub` names. Raises UserError if its name is invalid."""
+    return Repository(arguments.push_data_to_hub, args.hub_token, args.hub_private_repo, repo_type="dataset")
 
 
 def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
@@ -61,39 +63,45 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
             )
         tables[name] = split.to_pairs()
         if name == "train":
-            if split.judgments.negatives is not None:
-                tables[name] = tables[name].add_column(NEGATIVES, named_negatives(split))
-            if split.judgments.scores().nnz:
-                tables[name] = tables[name].add_column(SCORES, scores_of_pairs(split))
+            for column, values in _lists_of_queries(split).items():
+                tables[name] = tables[name].add_column(column, values)
         else:
             corpora.append(split.corpus)
-    if "-" in "".join(splits):
-        for name in ("valid", "test"):
-            parts = [tables.pop(key) for key in splits if key.startswith(f"{name}-")]
-            if parts:
-                tables[name] = concatenate_datasets(parts)
+    for name in ("valid", "test"):
+        parts = [tables.pop(key) for key in splits if key.startswith(f"{name}-")]  # a part for each language
+        if parts:
+            tables[name] = concatenate_datasets(parts)
     if corpora:
         distinct = {corpus._fingerprint: corpus for corpus in corpora}
         tables["codebase"] = concatenate_datasets(list(distinct.values()))
     return tables
 
 
-def named_negatives(split: Split) -> list[list[str]]:
-    """Returns the texts of each query's hard negatives, one list per query."""
-    column = columns_in(split.corpus, ("code", "code_tokens"))[0]
-    texts = list(column_texts(split.corpus, column))
-    return [[texts[code] for code in row.indices] for row in split.judgments.negatives]
+def _lists_of_queries(split: Split) -> dict[str, list[list]]:
+    """Returns each query's list of negatives, as texts, and of the scores of its positive and its negatives.
 
-
-def scores_of_pairs(split: Split) -> list[list[float | None]]:
-    """Returns the score of each query's positive and then of its hard negatives, one list per query."""
+    A column that the split lacks is left out.
+    """
     judgments = split.judgments
     known = judgments.scores().todok()
-    lists = [[known.get(pair, math.nan)] for pair in map(tuple, judgments.pairs().tolist())]
+    scores = [[known.get(pair, None)] for pair in map(tuple, judgments.pairs().tolist())]
+    columns = {}
     if judgments.negatives is not None:
+        texts = list(column_texts(split.corpus, columns_in(split.corpus, ("code", "code_tokens"))[0]))
+        columns[NEGATIVES] = []
         for query, row in enumerate(judgments.negatives):
-            lists[query] += [known.get((query, code), math.nan) for code in row.indices.tolist()]
-    return [[None if math.isnan(score) else score for score in scores] for scores in lists]
+            codes = row.indices.tolist()
+            columns[NEGATIVES].append([texts[code] for code in codes])
+            scores[query] += [known.get((query, code), None) for code in codes]
+    if known.nnz:
+        columns[SCORES] = scores
+    return columns
+
+
+def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
+    """Yields the rows as dicts with exactly these columns. The value of a missing column is None."""
+    for row in rows:
+        yield {name: row.get(name) for name in columns}
 
 
 def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: str | Path) -> Path:
@@ -108,29 +116,8 @@ def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: st
         UserError: the disk is full, or the folder cannot be written to.
     """
     folder = Path(folder)
-    columns = _features(data)
-    with reporting_disk_errors(folder):
-        write_rows({split: _in_columns(rows, columns) for split, rows in data.items()}, folder)
-        for name in {*ROW_FILES} - {f"{split}.jsonl.gz" for split in data}:
-            (folder / name).unlink(missing_ok=True)
-        write_text(folder / "README.md", str(data_card(data, arguments)))
-    return folder
-
-
-def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
-    """Yields the rows as dicts with exactly these columns. The value of a missing column is None."""
-    for row in rows:
-        yield {name: row.get(name) for name in columns}
-
-
-def _features(data: Mapping[str, Dataset]) -> Features:
-    """Returns the columns to write: CodeSearchNet's, plus `source`, `negatives` and `scores` if any split has them."""
-    given = {name for rows in data.values() for name in rows.column_names}
-    return Features({name: kind for name, kind in FILE_FEATURES.items() if name in FEATURES or name in given})
-
-
-def data_card(data: Mapping[str, Dataset], arguments: DataArguments) -> DatasetCard:
-    """Returns the data set's card: text, and a header that tells `datasets.load_dataset` the splits and columns."""
+    present = {name for rows in data.values() for name in rows.column_names}
+    features = Features({name: kind for name, kind in FILE_FEATURES.items() if name in FEATURES or name in present})
     languages = arguments.languages or languages_in(data)
     files = [{"split": HUB_SPLITS.get(split, split), "path": f"{split}.jsonl.gz"} for split in data]
     header = DatasetCardData(
@@ -140,12 +127,12 @@ def data_card(data: Mapping[str, Dataset], arguments: DataArguments) -> DatasetC
         tags=["code-search", "soft-infonce", *languages],
         configs=[{"config_name": "default", "data_files": files}],
     )
-    DatasetInfosDict({"default": DatasetInfo(features=_features(data))}).to_dataset_card_data(header)
+    DatasetInfosDict({"default": DatasetInfo(features=features)}).to_dataset_card_data(header)
     split, rows = next(iter(data.items()))
     repositories = Counter()
     if "repo" in rows.column_names:
         repositories.update(rows["repo"])
-    return DatasetCard.from_template(
+    card = DatasetCard.from_template(
         header,
         template_path=str(_TEMPLATE),
         title=arguments.rows_name.rsplit("/", 1)[-1],
@@ -157,7 +144,13 @@ def data_card(data: Mapping[str, Dataset], arguments: DataArguments) -> DatasetC
         split=split,
         repositories=len(repositories),
         largest=", ".join(f"{name} ({count:,})" for name, count in repositories.most_common(5)),
-        negatives=NEGATIVES in _features(data),
-        scores=SCORES in _features(data),
+        negatives=NEGATIVES in features,
+        scores=SCORES in features,
         rows=table(["split", "rows", "use"], [(name, len(part), USES[name]) for name, part in data.items()]),
     )
+    with reporting_disk_errors(folder):
+        write_rows({split: _in_columns(rows, features) for split, rows in data.items()}, folder)
+        for name in {*ROW_FILES} - {f"{split}.jsonl.gz" for split in data}:
+            (folder / name).unlink(missing_ok=True)
+        write_text(folder / "README.md", str(card))
+    return folder

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
@@ -30,14 +31,13 @@ from soft_trainer.files import (
     RECORD,
     RECORD_FORMAT,
     ROW_FILES,
-    TRAINING_FILES,
     TRAINING_PICTURE,
     files_matching,
     listed_files,
     read_json,
     write_text,
 )
-from soft_trainer.fingerprints import file_fingerprint, list_files
+from soft_trainer.fingerprints import file_fingerprint, list_files, model_code
 
 logger = logging.getLogger(__name__)
 
@@ -52,309 +52,235 @@ PUSHED_FILES = (
     *(RECORD, NUMBERS, "train_results.json", "eval_results.json"),
 )
 WEIGHTS = {"model.safetensors", "model.safetensors.index.json", ADAPTER_WEIGHTS}
+# The files that name another encoder, maybe by a local path, with the key of the name.
+_NAMING_ENCODERS = {PROFILE_FILE: "teacher"}
+_NAMING_ENCODERS |= dict.fromkeys((ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"), "base_model_name_or_path")
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 
 
-def check_push(
-    hub_model_id: str, token: str | None = None, private: bool | None = None, repo_type: str = "model"
-) -> None:
-    """Checks that a push to the Hub will work, before a long run. Creates the repository if it does not exist.
+@dataclass
+class Repository:
+    """A repository on the Hub to push to. It is created if it does not exist.
 
     Args:
-        hub_model_id: `USER/NAME`.
+        name: `USER/NAME`.
         token: the token to push with. By default, the one from `HF_TOKEN` or `hf auth login`.
         private: True if a new repository should be private. By default, the account's setting decides.
-
-    Raises:
-        UserError: the name is invalid, the token is missing, invalid or does not permit this push, or the Hub cannot
-            be reached.
-    """
-    api = _client(hub_model_id, token, repo_type)
-    user = None
-    try:
-        user = api.whoami()
-        _create(api, hub_model_id, private, repo_type)
-        api.auth_check(hub_model_id, repo_type=repo_type, write=True)
-    except (HTTPError, OSError) as error:
-        message = f"cannot push to {hub_model_id}: {reason(error)}"
-        if user:
-            spaces = ", ".join([user["name"], *(group["name"] for group in user.get("orgs", []))])
-            role = user.get("auth", {}).get("accessToken", {}).get("role", "unknown")
-            message += f". This token (role {role!r}) belongs to {user['name']}. Use a token with write access from "
-            message += f"{_TOKENS_PAGE}, or set USER to one of {spaces}"
-        raise UserError(message) from error
-
-
-def push_folder(
-    folder: str | Path,
-    hub_model_id: str,
-    token: str | None = None,
-    private: bool | None = None,
-    revision: str | None = None,
-    commit_message: str = "Upload",
-    repo_type: str = "model",
-    path_in_repo: str | None = None,
-) -> str:
-    """Pushes the files of `folder` in a single commit.
-
-    From an encoder's folder, only PUSHED_FILES and the model's code are pushed. A local path of a teacher or of an
-    adapter's base is shortened to its last part. The snippets in the pushed card load the encoder from the repository.
-    After a successful push, the card in the folder is updated to match.
-
-    The repository and the branch are created if they do not exist. An encoder's files from an earlier push that this
-    one lacks are deleted, such as results or a vocabulary, and so are splits. The client retries the requests of an
-    upload, but not the commit.
-
-    Args:
-        token, private: see `check_push`.
-        revision: the branch to push to. By default, `main`.
+        revision: the branch to push to, which is created if it does not exist. By default, `main`.
         repo_type: one of `REPO_TYPES`.
         path_in_repo: the folder in the repository to push to.
 
-    Returns:
-        The URL of the commit.
-
     Raises:
-        UserError: there is nothing to push, a file contains the token, or the push failed. The message for a failed
-            push includes a command to push later.
+        UserError: the name is invalid, or there is no token.
     """
-    folder = Path(folder)
-    with stage(folder, folder, hub_model_id, token, revision, repo_type) as staged:
-        url = upload(staged, folder, hub_model_id, token, private, revision, commit_message, repo_type, path_in_repo)
-        card = Path(staged) / CARD
-        if repo_type == "model" and not path_in_repo and card.is_file() and not card.samefile(folder / CARD):
-            edited = (listed_files(folder) or {}).get(CARD) != file_fingerprint(folder / CARD)
-            write_text(folder / CARD, card.read_text(encoding="utf-8"))
-            if not edited:  # an edited card keeps its old hash, so that another run does not overwrite it
-                list_files(folder, [folder / CARD])
-    return url
 
+    name: str
+    token: str | None = field(default=None, repr=False)
+    private: bool | None = None
+    revision: str | None = None
+    repo_type: str = "model"
+    path_in_repo: str | None = None
 
-def stage(
-    folder: Path,
-    inside: str | Path,
-    repo_id: str,
-    token: str | None = None,
-    revision: str | None = None,
-    repo_type: str = "model",
-) -> tempfile.TemporaryDirectory:
-    """Collects the files to push in a temporary folder: hard links, and new files where a path has to be shortened.
-
-    The originals may change or disappear while the temporary folder is uploaded.
-
-    Args:
-        inside: the parent of the temporary folder, on the same file system, if it can be written to.
-
-    Raises:
-        UserError: there is nothing to push, or a file contains the token.
-    """
-    token = _client(repo_id, token, repo_type).token
-    paths = _paths(folder, repo_type)
-    if not paths:
-        raise UserError(f"{folder}: no files to push")
-    staged = tempfile.TemporaryDirectory(prefix=".push-", dir=inside if os.access(inside, os.W_OK) else None)
-    for path in paths:
-        name = path.relative_to(folder)
-        if path.suffix != ".safetensors" and token.encode() in path.read_bytes():
-            staged.cleanup()
-            raise UserError(f"{path} contains the Hub token: remove it (and revoke it), then push again")
-        target = Path(staged.name) / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        content = None
-        if repo_type == "model":
-            content = _public_content(path, name.as_posix(), repo_id, revision)
-        if content is not None:
-            target.write_text(content, encoding="utf-8")
-            continue
+    def __post_init__(self):
+        option = "push_data_to_hub" if self.repo_type == "dataset" else "hub_model_id"
+        if (self.name or "").count("/") != 1:
+            raise UserError(
+                f"{option}={self.name!r}: expected USER/NAME, where USER is you or one of your organisations"
+            )
         try:
-            os.link(path, target)
-        except OSError:  # the file system does not support hard links
-            shutil.copy2(path, target)
-    return staged
+            validate_repo_id(self.name)
+        except HFValidationError as error:
+            raise UserError(f"{option}={self.name!r}: {str(error).splitlines()[0]}") from error
+        self.token = self.token or get_token()
+        if not self.token:
+            raise UserError(f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}")
+        self.api = HfApi(token=self.token)
 
+    def check(self) -> None:
+        """Checks that a push will work, before a long run.
 
-def upload(
-    staged: str | Path,
-    folder: Path,
-    repo_id: str,
-    token: str | None,
-    private: bool | None,
-    revision: str | None,
-    commit_message: str,
-    repo_type: str = "model",
-    path_in_repo: str | None = None,
-) -> str:
-    """Pushes a staged copy of `folder` in one commit; see `push_folder`. Returns the commit's URL."""
-    api = _client(repo_id, token, repo_type)
-    replaced: tuple[str, ...] = ()
-    if repo_type == "model":
-        replaced = tuple(name for name in PUSHED_FILES if name != CARD)  # a checkpoint has no card
-    elif repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
-        replaced = ROW_FILES
-    try:
-        _create(api, repo_id, private, repo_type)
-        if revision:
-            api.create_branch(repo_id, branch=revision, repo_type=repo_type, exist_ok=True)
-        return api.upload_folder(
-            repo_id=repo_id,
-            folder_path=staged,
-            path_in_repo=path_in_repo,
-            commit_message=commit_message,
-            repo_type=repo_type,
-            revision=revision,
-            delete_patterns=[*replaced],
-        ).commit_url
-    except (HTTPError, OSError, ValueError, RuntimeError) as error:
-        # The client wraps a failed upload in a RuntimeError.
-        cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
-        later = later_command(
-            folder, repo_id, private, repo_type=repo_type, revision=revision, path_in_repo=path_in_repo
-        )
-        what = f"pushing {folder} to {repo_id} failed: {reason(cause)}"
-        raise UserError(f"{what}. Nothing is lost. To push later, run: {later}") from cause
+        Raises:
+            UserError: the token is invalid or does not permit this push, or the Hub cannot be reached.
+        """
+        user = None
+        try:
+            user = self.api.whoami()
+            self._create()
+            self.api.auth_check(self.name, repo_type=self.repo_type, write=True)
+        except (HTTPError, OSError) as error:
+            message = f"cannot push to {self.name}: {reason(error)}"
+            if user:
+                spaces = ", ".join([user["name"], *(group["name"] for group in user.get("orgs", []))])
+                role = user.get("auth", {}).get("accessToken", {}).get("role", "unknown")
+                message += (
+                    f". This token (role {role!r}) belongs to {user['name']}. Use a token with write access from "
+                )
+                message += f"{_TOKENS_PAGE}, or set USER to one of {spaces}"
+            raise UserError(message) from error
+
+    def _create(self) -> None:
+        sdk = "static" if self.repo_type == "space" else None
+        self.api.create_repo(self.name, private=self.private, repo_type=self.repo_type, exist_ok=True, space_sdk=sdk)
+
+    def push(self, folder: str | Path, message: str = "Upload") -> str:
+        """Pushes the files of `folder` in a single commit.
+
+        From an encoder's folder, only PUSHED_FILES and the model's code are pushed. A local path of a teacher or of an
+        adapter's base is shortened to its last part. The snippets in the pushed card load the encoder from the
+        repository. After a successful push, the card in the folder is updated to match.
+
+        Files from an earlier push that this one lacks are deleted: an encoder's files, such as results or a vocabulary,
+        and splits. The client retries the requests of an upload, but not the commit.
+
+        Returns:
+            The URL of the commit.
+
+        Raises:
+            UserError: there is nothing to push, a file contains the token, or the push failed. The message for a
+                failed push includes a command to push later.
+        """
+        folder = Path(folder)
+        with self.stage(folder, folder) as staged:
+            url = self.upload(staged, folder, message)
+            card = Path(staged) / CARD
+            if self.repo_type == "model" and not self.path_in_repo and card.is_file():
+                edited = (listed_files(folder) or {}).get(CARD) != file_fingerprint(folder / CARD)
+                write_text(folder / CARD, card.read_text(encoding="utf-8"))
+                if not edited:  # an edited card keeps its old hash, so that another run does not overwrite it
+                    list_files(folder, [folder / CARD])
+        return url
+
+    def stage(self, folder: Path, inside: str | Path) -> tempfile.TemporaryDirectory:
+        """Collects the files to push in a temporary folder: hard links, and new files where a path is shortened.
+
+        The originals may change or disappear while the temporary folder is uploaded.
+
+        Args:
+            inside: the parent of the temporary folder, on the same file system, if it can be written to.
+
+        Raises:
+            UserError: there is nothing to push, or a file contains the token.
+        """
+        paths = _paths(folder, self.repo_type)
+        if not paths:
+            raise UserError(f"{folder}: no files to push")
+        staged = tempfile.TemporaryDirectory(prefix=".push-", dir=inside if os.access(inside, os.W_OK) else None)
+        for path in paths:
+            if path.suffix != ".safetensors" and self.token.encode() in path.read_bytes():
+                staged.cleanup()
+                raise UserError(f"{path} contains the Hub token: remove it (and revoke it), then push again")
+            name = path.relative_to(folder).as_posix()
+            target = Path(staged.name) / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content = None
+            if self.repo_type == "model":
+                content = self._public_content(path, name)
+            if content is not None:
+                target.write_text(content, encoding="utf-8")
+                continue
+            try:
+                os.link(path, target)
+            except OSError:  # the file system does not support hard links
+                shutil.copy2(path, target)
+        return staged
+
+    def _public_content(self, path: Path, name: str) -> str | None:
+        """Returns the text to push for a file that names this repository or a local path, or None to push the file.
+
+        Encoders need these paths on this machine, so they are shortened only in what is pushed.
+        """
+        if name == CARD:
+            return self._named_card(path.read_text(encoding="utf-8"))
+        if name not in _NAMING_ENCODERS:
+            return None
+        content = read_json(path)
+        key = _NAMING_ENCODERS[name]
+        encoder = content.get(key)
+        if not encoder:
+            return None
+        if name == ADAPTER_CONFIG and Path(published_name(encoder)).is_dir():
+            logger.warning(
+                "%s: the adapter's base, %s, exists only on this machine, so nobody else can load the adapter. "
+                "Train with merge_lora=True, or push the base and train from its name",
+                *(path.parent, encoder),
+            )
+        # A relative path may begin where the run was started, in one of the folders around its output folder.
+        local = any((folder / encoder).exists() for folder in path.resolve().parents)
+        public = public_name(encoder, on_hub=not local)
+        if public == encoder:
+            return None
+        return json.dumps(content | {key: public}, indent=2) + "\n"
+
+    def _named_card(self, card: str) -> str:
+        """Returns a card whose code snippets load the encoder from this repository."""
+        match = re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)[,)]', card)
+        if match is None:
+            return card
+        arguments = f'"{self.name}"'
+        if self.revision:
+            arguments += f', revision="{self.revision}"'
+        return card.replace(f"({match[1]}", f"({arguments}")
+
+    def upload(self, staged: str | Path, folder: Path, message: str) -> str:
+        """Pushes a staged copy of `folder` in one commit; see `push`. Returns the commit's URL."""
+        replaced: tuple[str, ...] = ()
+        if self.repo_type == "model":
+            replaced = tuple(name for name in PUSHED_FILES if name != CARD)  # a checkpoint has no card
+        elif self.repo_type == "dataset" and folder.name == PUSHED_ROWS:  # others may be pushed file by file
+            replaced = ROW_FILES
+        destination = {"repo_type": self.repo_type, "revision": self.revision}
+        try:
+            self._create()
+            if self.revision:
+                self.api.create_branch(self.name, branch=self.revision, repo_type=self.repo_type, exist_ok=True)
+            return self.api.upload_folder(
+                repo_id=self.name,
+                folder_path=staged,
+                path_in_repo=self.path_in_repo,
+                commit_message=message,
+                delete_patterns=[*replaced],
+                **destination,
+            ).commit_url
+        except (HTTPError, OSError, ValueError, RuntimeError) as error:
+            # The client wraps a failed upload in a RuntimeError.
+            cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
+            command = ["soft-trainer", "push", str(folder), self.name]
+            if self.private:
+                command.append("--private")
+            for name, value in {**destination, "path_in_repo": self.path_in_repo}.items():
+                if value and (name, value) != ("repo_type", "model"):
+                    command += [f"--{name}", value]
+            what = f"pushing {folder} to {self.name} failed: {reason(cause)}"
+            raise UserError(f"{what}. Nothing is lost. To push later, run: {shlex.join(command)}") from cause
 
 
 def _paths(folder: Path, repo_type: str) -> list[Path]:
-    """Returns the files to push, in order."""
-    paths = _listed(folder, encoder_files(folder)) if repo_type == "model" else folder.rglob("*")
-    names = [path.relative_to(folder).as_posix() for path in sorted(paths) if path.is_file()]
+    """Returns the files to push. From an encoder's folder, these are files that `run.json` lists, if it has a list.
+
+    Warns about other files, and about files other than the card that have changed since the run.
+    """
     if repo_type != "model":
-        return [folder / name for name in filter_repo_objects(names, ignore_patterns=[*NEVER_PUSHED])]
+        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        return [folder / name for name in filter_repo_objects(files, ignore_patterns=[*NEVER_PUSHED])]
+    names = {*files_matching(folder, PUSHED_FILES), *model_code(folder)}
+    listed = listed_files(folder)
+    if listed is not None:
+        if others := sorted(names - listed.keys() - {RECORD}):
+            logger.warning("%s: not pushed, because run.json does not list them: %s", folder, ", ".join(others))
+            names.difference_update(others)
+        changed = []
+        for name in sorted(names - {RECORD, CARD}):
+            if listed[name] != file_fingerprint(folder / name):
+                changed.append(name)
+        if changed:
+            what = "changed since the run, so the results may belong to another encoder"
+            logger.warning("%s: %s (%s)", folder, what, ", ".join(changed))
     if names and WEIGHTS.isdisjoint(names):
         raise UserError(f"{folder}: no weights to push (model.safetensors or adapter_model.safetensors)")
     if RECORD in names and read_json(folder / RECORD).get("format") != RECORD_FORMAT:
         logger.warning("%s: not pushed: another version wrote this file, so it may have local paths", folder / RECORD)
         names.remove(RECORD)
-    return [folder / name for name in names]
-
-
-def _public_content(path: Path, name: str, repo_id: str, revision: str | None) -> str | None:
-    """Returns the text to push for a file that names this repository or a local path, or None to push it as it is.
-
-    Encoders need these paths on this machine, so they are shortened only in what is pushed.
-    """
-    if name == CARD:
-        return named_card(path.read_text(encoding="utf-8"), repo_id, revision)
-    if name == PROFILE_FILE:
-        return _with_public_name(path, "teacher")
-    if name in (ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
-        base = published_name(read_json(path).get("base_model_name_or_path"))
-        if name == ADAPTER_CONFIG and base and Path(base).is_dir():
-            logger.warning(
-                "%s: the adapter's base, %s, exists only on this machine, so nobody else can load the adapter. "
-                "Train with merge_lora=True, or push the base and train from its name",
-                *(path.parent, base),
-            )
-        return _with_public_name(path, "base_model_name_or_path")
-    return None
-
-
-def _with_public_name(path: Path, key: str) -> str | None:
-    """Returns a JSON file's content with a shortened path if the value of `key` is a local path, otherwise None."""
-    content = read_json(path)
-    name = content.get(key)
-    if not name:
-        return None
-    # A relative path may begin where the run was started, in one of the folders around its output folder.
-    local = any((folder / name).exists() for folder in path.resolve().parents)
-    public = public_name(name, on_hub=not local)
-    if public == name:
-        return None
-    return json.dumps(content | {key: public}, indent=2) + "\n"
-
-
-def _listed(folder: Path, paths: set[Path]) -> set[Path]:
-    """Returns the files in `paths` that `run.json` lists, or all files in `paths` if `run.json` has no list.
-
-    Warns about files that are not listed, and about files other than the card that have changed since the run.
-    """
-    listed = listed_files(folder)
-    if listed is None:
-        return paths
-    known = {folder / name for name in listed} | {folder / RECORD}
-    if others := sorted(path.relative_to(folder).as_posix() for path in paths - known if path.is_file()):
-        logger.warning("%s: not pushed, because run.json does not list them: %s", folder, ", ".join(others))
-    changed = []
-    for name, hashed in listed.items():
-        if name != CARD and folder / name in paths and hashed != file_fingerprint(folder / name):
-            changed.append(name)
-    if changed:
-        what = "changed since the run, so the results may belong to another encoder"
-        logger.warning("%s: %s (%s)", folder, what, ", ".join(changed))
-    return paths & known
-
-
-def encoder_files(folder: Path) -> set[Path]:
-    """Returns the files in an encoder's folder that are safe to share. They never contain a user's rows."""
-    from transformers.dynamic_module_utils import get_relative_import_files  # slow, and --help should not wait for it
-
-    found = set()
-    for pattern in PUSHED_FILES:
-        found |= {*folder.glob(pattern)}
-    for path in {folder / "config.json", folder / "tokenizer_config.json"} & found:
-        for module in re.findall(r'"(\w+)\.\w+"', json.dumps(read_json(path).get("auto_map"))):
-            code = folder / f"{module}.py"
-            if code.is_file():
-                found |= {code, *map(Path, get_relative_import_files(code))}
-    return found
-
-
-def written_files(folder: Path) -> dict[str, str]:
-    """Returns the files that training writes to a folder as `{path: hash}`, for the list in `run.json`."""
-    names = {path.relative_to(folder).as_posix() for path in encoder_files(folder)}
-    names.update(files_matching(folder, TRAINING_FILES))
-    names.discard(RECORD)
-    return {name: file_fingerprint(folder / name) for name in sorted(names)}
-
-
-def named_card(card: str, repo_id: str, revision: str | None) -> str:
-    """Returns a card whose code snippets load the encoder from this repository."""
-    match = re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)[,)]', card)
-    if match is None:
-        return card
-    return card.replace(f"({match[1]}", f"({load_arguments(repo_id, revision)}")
-
-
-def later_command(folder: str | Path, hub_model_id: str, private: bool | None = None, **options: str | None) -> str:
-    """Returns the shell command that pushes `folder` later with these `options`."""
-    command = ["soft-trainer", "push", str(folder), hub_model_id]
-    if private:
-        command.append("--private")
-    for name, value in options.items():
-        if value and (name, value) != ("repo_type", "model"):
-            command += [f"--{name}", value]
-    return shlex.join(command)
-
-
-def load_arguments(repo_id: str, revision: str | None = None) -> str:
-    """Returns the arguments of `load_encoder` for a repository, such as `"USER/NAME", revision="dev"`, as text."""
-    if revision:
-        return f'"{repo_id}", revision="{revision}"'
-    return f'"{repo_id}"'
-
-
-def _create(api: HfApi, repo_id: str, private: bool | None, repo_type: str) -> None:
-    """Creates the repository if it does not exist."""
-    sdk = "static" if repo_type == "space" else None
-    api.create_repo(repo_id, private=private, repo_type=repo_type, exist_ok=True, space_sdk=sdk)
-
-
-def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
-    """Returns a client for `token` or, by default, the stored token. Raises UserError if there is no token.
-
-    Also raises UserError unless `repo_id` is `USER/NAME`.
-    """
-    option = "push_data_to_hub" if repo_type == "dataset" else "hub_model_id"
-    token = token or get_token()
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise UserError(f"{option}={repo_id!r}: {str(error).splitlines()[0]}") from error
-    if repo_id.count("/") != 1:
-        raise UserError(f"{option}={repo_id!r}: expected USER/NAME, where USER is you or one of your organisations")
-    if not token:
-        raise UserError(f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}")
-    return HfApi(token=token)
+    return [folder / name for name in sorted(names)]
 
 
 def reason(error: Exception) -> str:

@@ -30,7 +30,6 @@ relevance, as in trec_eval and mteb, or for CodeSearchNet's annotations 2^releva
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset
@@ -56,21 +55,13 @@ from soft_trainer.terminal import print_on_main
 from soft_trainer.training.output_folder import record_of
 
 
-@dataclass(frozen=True)
-class EvaluationSet:
-    """An evaluation set: a split with queries, corpus and judgments, and the set's name in results."""
-
-    name: str
-    split: Split
-
-
 def load_evaluation_sets(
     arguments: DataArguments,
     profile: EncoderProfile,
     codebase: Dataset | None = None,
     trained: Collection[str] = (),
-) -> list[EvaluationSet]:
-    """Loads the evaluation sets in the folders that `--eval_data_dir` lists.
+) -> dict[str, Split]:
+    """Loads the evaluation sets in the folders that `--eval_data_dir` lists, keyed by name.
 
     A set is named after its folder. If a folder has several sets, they are called FOLDER-dev, FOLDER-test and so on.
 
@@ -82,7 +73,7 @@ def load_evaluation_sets(
         UserError: a folder has no evaluation set, a file cannot be read, rows are unusable (see `check_split`), or two
             sets have the same name. The message includes the file and the row.
     """
-    sets: list[EvaluationSet] = []
+    sets: dict[str, Split] = {}
     taken = {*SPLITS}
     for name in (*arguments.languages, *arguments.sources):
         taken.update(f"{split}-{name}" for split in SPLITS)
@@ -99,14 +90,13 @@ def load_evaluation_sets(
             parts[name] = split
         for part, split in parts.items():
             name = folder.resolve().name + (f"-{part}" if len(parts) > 1 else "")
-            if name in taken:
+            if name in taken or name in sets:
                 raise UserError(f"eval_data_dir={folder}: another set is already called {name}; rename the folder")
             try:
                 check_split(split, "test", profile)
             except UserError as error:
                 raise UserError(f"{folder}, {part}: {error}") from None
-            taken.add(name)
-            sets.append(EvaluationSet(name, split))
+            sets[name] = split
             print_on_main(f"{name}: {len(split.queries):,} queries ({part}) and {len(split.corpus):,} functions")
     return sets
 

@@ -68,15 +68,14 @@ def open_run(
     train = splits["train"] if args.do_train else None
     asked = {"valid": args.do_eval, "test": args.do_predict}
     measured = {name: split for name, split in splits.items() if asked.get(name.split("-")[0])}
-    measured |= {each.name: each.split for each in others}
+    measured |= others
     corpora = {name: split.corpus for name, split in splits.items()}
     about = {
         "dataset": data_args.rows_name,
         "languages": data_args.languages or languages_in(corpora),
         "samples": _samples(train, encoder.profile, data_args),
     }
-    followed = [each.name for each in others]
-    return encoder, Rows(splits, train, evaluated(splits, "valid"), measured, followed, about)
+    return encoder, Rows(splits, train, evaluated(splits, "valid"), measured, [*others], about)
 
 
 def search_command(data_args: DataArguments, encoder: str) -> str | None:

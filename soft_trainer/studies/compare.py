@@ -35,52 +35,24 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
     """
     path = Path(run)
     if path.is_dir():
-        path = _ranks_file(path, split, system)
+        path /= f"ranks-{split}-{system}.parquet"
         if not path.is_file():
             present = ", ".join(sorted(file.name for file in path.parent.glob("ranks-*.parquet"))) or "none"
             raise UserError(
                 f"{path.parent}: no ranks of {split} by {system} (files of ranks: {present}); `soft-trainer evaluate "
                 "FOLDER --output_dir DIR` writes ranks to DIR"
             )
-        _check_listed(path)
+        listed = listed_files(path.parent)
+        if listed is not None and path.name not in listed:
+            raise UserError(f"{path}: not listed in this folder's {RECORD}, so its encoder is unknown. Evaluate again")
+        if listed and listed[path.name] != file_fingerprint(path):
+            raise UserError(f"{path}: has changed since the run in this folder wrote it. Evaluate again")
     ranked = load_ranks(path)
     ranked.check_encoder()
     return ranked
 
 
-def _check_listed(path: Path) -> None:
-    """Raises UserError if the run's record lists files, but does not list this file with its current hash."""
-    listed = listed_files(path.parent)
-    if listed is None:
-        return
-    if path.name not in listed:
-        raise UserError(f"{path}: not listed in this folder's {RECORD}, so its encoder is unknown. Evaluate again")
-    if listed[path.name] != file_fingerprint(path):
-        raise UserError(f"{path}: has changed since the run in this folder wrote it. Evaluate again")
-
-
-def _ranks_file(run: Path, split: str, system: str) -> Path:
-    return run / f"ranks-{split}-{system}.parquet"
-
-
 # ---- Two systems on the same queries ----
-
-
-@dataclass(frozen=True)
-class RankChange:
-    """The difference between two systems, a and b, for one query.
-
-    Args:
-        query: the text of the query.
-        delta: the query's reciprocal rank in a minus its reciprocal rank in b, averaged over seeds.
-        ranks: each system's ranks, one per seed.
-        tops: each system's top three functions with the first seed, as (is relevant, text).
-    """
-
-    query: str
-    delta: float
-    ranks: tuple[tuple[int, ...], ...]
-    tops: tuple[list[tuple[bool, str]], ...]
 
 
 class Pairing:
@@ -112,21 +84,27 @@ class Pairing:
         """Returns the paired comparison of the two systems' reciprocal ranks, averaged over seeds."""
         return compare_paired(*self.reciprocal)
 
-    def changes(self, number: int = 10) -> list[RankChange]:
-        """Returns the queries whose reciprocal ranks differ most between the systems, largest difference first."""
+    def changes(self, number: int = 10) -> list[str]:
+        """Describes the queries whose reciprocal ranks differ most between the systems, largest difference first.
+
+        Each text has the difference and the query, and for each system its ranks, one per seed, and its top three
+        functions with the first seed, relevant ones with `=>`.
+        """
         sizes = np.abs(self.differences)
         largest = np.argsort(-sizes, kind="stable")[:number]
-        return [self._change(row) for row in largest[sizes[largest] > 0].tolist()]
-
-    def _change(self, row: int) -> RankChange:
-        ranks = []
-        tops = []
-        for side in self.sides:
-            ranks.append(tuple(int(ranked.ranks[order[row]]) for ranked, order in side))
-            ranked, order = side[0]
-            tops.append(ranked.top(int(order[row])))
-        ranked, order = self.sides[0][0]
-        return RankChange(ranked.query(int(order[row])), float(self.differences[row]), tuple(ranks), tuple(tops))
+        changes = []
+        for row in largest[sizes[largest] > 0].tolist():
+            query = self.sides[0][0][0].rows["query"][row].as_py()  # the other runs are in this run's order
+            lines = [f"{self.differences[row]:+.3f}  {shortened(query)}"]
+            for name, side in zip("AB", self.sides, strict=True):
+                ranks = [f"{int(ranked.ranks[order[row]]):,}" for ranked, order in side]
+                lines.append(f"  {name}: rank {', '.join(ranks)}")
+                ranked, order = side[0]
+                for rank, (relevant, code) in enumerate(ranked.top(int(order[row])), 1):
+                    mark = "=>" if relevant else "  "
+                    lines.append(f"    {mark} {rank}. {shortened(code)}")
+            changes.append("\n".join(lines))
+        return changes
 
 
 def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
@@ -142,11 +120,11 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     expected = reference.queries
     if own == expected:
         return np.arange(len(own))
-    places = {query: row for row, query in enumerate(own)}
-    if len(places) < len(own) or sorted(places) != sorted(expected):
-        shared = len(places.keys() & set(expected))
+    row_of = {query: row for row, query in enumerate(own)}
+    if len(row_of) < len(own) or sorted(row_of) != sorted(expected):
+        shared = len(row_of.keys() & set(expected))
         raise UserError(f"{files}: the queries differ ({len(expected)} and {len(own)}, {shared} in both)")
-    return np.array([places[query] for query in expected])
+    return np.array([row_of[query] for query in expected])
 
 
 def verdict(a: float, b: float, interval: Interval) -> str:
@@ -180,17 +158,6 @@ def p_text(p: float, equals: str = "") -> str:
     return f"{equals}{p:.3f}"
 
 
-def change_text(change: RankChange) -> str:
-    """Formats a change as text: the query, and each system's ranks and top functions, relevant ones with `=>`."""
-    lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
-    for name, ranks, top in zip("AB", change.ranks, change.tops, strict=True):
-        lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")
-        for place, (relevant, code) in enumerate(top, 1):
-            mark = "=>" if relevant else "  "
-            lines.append(f"    {mark} {place}. {shortened(code)}")
-    return "\n".join(lines)
-
-
 # ---- Two methods over several sets and seeds ----
 
 
@@ -207,51 +174,30 @@ class SetComparison:
         return self.reciprocal[0] - self.reciprocal[1]
 
 
-@dataclass(frozen=True)
-class PooledComparison:
-    """A comparison of two methods on several evaluation sets.
+def describe_sets(sets: Sequence[SetComparison]) -> str:
+    """Returns, as text, the verdict, a table with a line for each set and one for all sets, and the p-value.
 
-    The MRR is the mean over the queries of all sets, averaged over seeds.
+    The MRR of all sets is the mean over their queries, averaged over seeds. Seeds and queries are resampled within
+    each set, and the test is over queries.
     """
-
-    sets: tuple[SetComparison, ...]
-
-    @property
-    def means(self) -> tuple[float, float]:
-        """The MRR of each method."""
-        return self._mean(0), self._mean(1)
-
-    def _mean(self, side: int) -> float:
-        return float(np.concatenate([each.reciprocal[side].mean(0) for each in self.sets]).mean())
-
-    def interval(self, sets: Sequence[SetComparison] | None = None) -> Interval:
-        """Returns the bootstrap interval of the difference. Seeds and queries are resampled within each set."""
-        return stratified_bootstrap([each.differences for each in sets or self.sets])
-
-    @property
-    def p(self) -> float:
-        """The two-sided p-value of a randomisation test over queries. Differences are averaged over seeds first."""
-        return randomisation_test(np.concatenate([each.differences.mean(0) for each in self.sets]))
-
-    def describe(self) -> str:
-        """Returns, as text, the verdict, a table with a line for each set and one for all sets, and the p-value."""
-        rows = []
-        number = 0
-        for each in self.sets:
-            seeds, queries = each.differences.shape
-            number += queries
-            a = each.reciprocal[0].mean()
-            b = each.reciprocal[1].mean()
-            rows.append([each.name, seeds, queries, a, b, difference_text(a - b, self.interval([each]))])
-        a, b = self.means
-        rows.append(["all", None, number, a, b, difference_text(a - b, self.interval())])
-        header = ["set", "seeds", "queries", "MRR of A", "MRR of B", "A - B (95 % interval)"]
-        answer = verdict(a, b, self.interval())
-        test = f"p {p_text(self.p, '= ')} (randomisation test over queries)"
-        return f"{answer}\n\n{table(header, rows, floats='.4f')}\n\n{test}"
+    rows = []
+    sides = ([], [])
+    for each in sets:
+        a, b = (values.mean() for values in each.reciprocal)
+        interval = stratified_bootstrap([each.differences])
+        rows.append([each.name, *each.differences.shape, a, b, difference_text(a - b, interval)])
+        for side, values in zip(sides, each.reciprocal, strict=True):
+            side.extend(values.mean(0))
+    a, b = map(np.mean, sides)
+    interval = stratified_bootstrap([each.differences for each in sets])
+    p = randomisation_test(np.concatenate([each.differences.mean(0) for each in sets]))
+    rows.append(["all", None, len(sides[0]), a, b, difference_text(a - b, interval)])
+    header = ["set", "seeds", "queries", "MRR of A", "MRR of B", "A - B (95 % interval)"]
+    test = f"p {p_text(p, '= ')} (randomisation test over queries)"
+    return f"{verdict(a, b, interval)}\n\n{table(header, rows, floats='.4f')}\n\n{test}"
 
 
-def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained") -> PooledComparison:
+def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained") -> list[SetComparison]:
     """Compares the runs that match two patterns, such as `outputs/study/*/ours/*`.
 
     Two runs form a pair if each `*` matches the same text in both. Pairs with the same queries count as seeds of one
@@ -265,8 +211,9 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
     """
     folders_of_a = _folders(a)
     folders_of_b = _folders(b)
-    _check_partners(folders_of_a, folders_of_b, b)
-    _check_partners(folders_of_b, folders_of_a, a)
+    for folders, partners, pattern in ((folders_of_a, folders_of_b, b), (folders_of_b, folders_of_a, a)):
+        for parts in sorted(folders.keys() - partners.keys()):
+            raise UserError(f"{folders[parts]}: no matching run in {pattern}")
     sets: dict[tuple, list[tuple]] = defaultdict(list)  # parts of the name and ranks, by queries and corpus
     names = [name.strip() for name in split.split(",")]
     for parts in sorted(folders_of_a):
@@ -274,7 +221,8 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
         run_b = folders_of_b[parts]
         present = []
         for name in names:
-            if _ranks_file(run_a, name, system).is_file() or _ranks_file(run_b, name, system).is_file():
+            file = f"ranks-{name}-{system}.parquet"
+            if (run_a / file).is_file() or (run_b / file).is_file():
                 present.append(name)
         for name in present or names:  # if there are none, the first raises an error
             ours = ranks_of(run_a, name, system)
@@ -286,13 +234,7 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
         # The name of a set consists of the parts that its seeds share.
         common = "/".join(parts[0] for parts in zip(*labels, strict=True) if len({*parts}) == 1)
         comparisons.append(SetComparison(common or "all", Pairing(ours, theirs).by_seed))
-    return PooledComparison(tuple(comparisons))
-
-
-def _check_partners(folders: dict[tuple, Path], partners: dict[tuple, Path], pattern: str) -> None:
-    """Raises UserError if a run lacks a counterpart, a run for which the stars of `pattern` match the same texts."""
-    for parts in sorted(folders.keys() - partners.keys()):
-        raise UserError(f"{folders[parts]}: no matching run in {pattern}")
+    return comparisons
 
 
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:

@@ -12,7 +12,7 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import LABELS
 from soft_trainer.evaluation.significance import difference_text, holm, randomisation_test, stratified_bootstrap
-from soft_trainer.files import NUMBERS, RECORD, listed_files, read_json, write_text
+from soft_trainer.files import NUMBERS, RECORD, listed_files, read_json, reporting_disk_errors, write_text
 from soft_trainer.studies.compare import Pairing, SetComparison, p_text, ranks_of
 from soft_trainer.studies.pictures import draw_pictures
 from soft_trainer.terminal import table
@@ -22,19 +22,6 @@ TEST_NOTE = (
     "Differences are paired by query, over the seeds that both methods have. Intervals are 95 % bootstrap intervals "
     "over seeds and queries. p is from a two-sided randomisation test over queries, with Holm's correction for all "
     "rows on this page."
-)
-SETTINGS = (
-    "loss",
-    "estimator",
-    "weighting",
-    "alpha",
-    "beta",
-    "temperature",
-    "floor",
-    "margin",
-    "cancel",
-    "teacher",
-    "distill_weight",
 )
 TRAINING = ("learning rate", "epochs", "functions compared per query", "seconds per step, with evaluations")
 
@@ -67,8 +54,11 @@ class Difference:
 # ---- Runs ----
 
 
-def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[str]]:
-    """Finds finished runs in folders and their subfolders. Returns the runs, and a message for each skipped folder.
+def find_runs(folders: Sequence[str | Path]) -> tuple[dict[str, list[ReportedRun]], list[str]]:
+    """Finds finished runs in folders and their subfolders.
+
+    Returns:
+        `{method: runs}`, and a message for each skipped folder.
 
     Raises:
         UserError: a folder does not exist, or no run has finished.
@@ -88,7 +78,10 @@ def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[st
                 excluded.append(f"{folder}: {error}")
     if not runs:
         raise UserError("; ".join(["no finished run found", *excluded]))
-    return sorted(runs.values(), key=lambda run: (run.method, str(run.seed))), excluded
+    methods: dict[str, list[ReportedRun]] = {}
+    for run in sorted(runs.values(), key=lambda run: (run.method, str(run.seed))):
+        methods.setdefault(run.method, []).append(run)
+    return methods, excluded
 
 
 def _read_run(folder: Path, root: Path) -> ReportedRun:
@@ -109,14 +102,6 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
     if state.is_file() and (listed is None or state.name in listed):
         log = read_json(state)["log_history"]
     return ReportedRun(folder, "/".join(parts), seed, record, log)
-
-
-def by_method(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
-    """Groups runs by method. Returns `{method: runs}`."""
-    methods: dict[str, list[ReportedRun]] = {}
-    for run in runs:
-        methods.setdefault(run.method, []).append(run)
-    return methods
 
 
 def choose_baseline(methods: Mapping[str, Sequence[ReportedRun]], name: str | None) -> str:
@@ -148,9 +133,11 @@ def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], na
     """
     differences = []
     problems = []
-    theirs = _by_seed(methods[baseline], name)
+    by_seed = {}  # the runs of each method that have results on this set
     for method, runs in methods.items():
-        ours = _by_seed(runs, name)
+        by_seed[method] = {run.seed: run for run in runs if name in run.results}
+    theirs = by_seed[baseline]
+    for method, ours in by_seed.items():
         if method == baseline or not ours or not theirs:
             continue
         shared = sorted(ours.keys() & theirs.keys(), key=str)
@@ -159,22 +146,15 @@ def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], na
             problems.append(f"{method} on {name}: no seed in common with {baseline}")
             continue
         try:
-            own = []
-            other = []
-            for seed in shared:
-                own.append(ranks_of(ours[seed].folder, name))
-                other.append(ranks_of(theirs[seed].folder, name))
-            comparison = SetComparison(name, Pairing(own, other).by_seed)
+            ranks = []
+            for by_this_seed in (ours, theirs):
+                ranks.append([ranks_of(by_this_seed[seed].folder, name) for seed in shared])
+            comparison = SetComparison(name, Pairing(*ranks).by_seed)
         except UserError as error:
             problems.append(f"{method} on {name}: {error}")
             continue
         differences.append(Difference(method, comparison, missing))
     return differences, problems
-
-
-def _by_seed(runs: Sequence[ReportedRun], name: str) -> dict[int | None, ReportedRun]:
-    """Returns the runs that have results on the evaluation set `name`, keyed by seed."""
-    return {run.seed: run for run in runs if name in run.results}
 
 
 # ---- The page ----
@@ -189,8 +169,8 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
     Raises:
         UserError: there is nothing to report, or the folder cannot be written to.
     """
-    runs, excluded = find_runs(folders)
-    methods = by_method(runs)
+    methods, excluded = find_runs(folders)
+    runs = list(chain.from_iterable(methods.values()))
     baseline = choose_baseline(methods, baseline)
     names: dict[str, None] = {}
     for run in runs:
@@ -210,7 +190,7 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
     if differences:
         parts.append(TEST_NOTE)
     output_dir = Path(output_dir)
-    try:
+    with reporting_disk_errors(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         pictures = draw_pictures(methods, compared[next(iter(names))], output_dir)
         for title, path in pictures.items():
@@ -219,8 +199,6 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
         if excluded:
             parts += ["## Skipped or not compared", "\n".join(f"- {line}" for line in excluded)]
         write_text(output_dir / PAGE, "\n\n".join(parts) + "\n")
-    except OSError as error:
-        raise UserError(f"{output_dir}: cannot be written: {error.strerror}") from error
     return output_dir / PAGE
 
 
@@ -233,21 +211,23 @@ def results_table(
     """Returns a table of all methods' MRR on one evaluation set. Encoders before training and BM25 come first."""
     rows = []
     for system in ("untrained", "lexical"):
-        rows += [[*row, None, None, None] for row in _before_training(methods, name, system)]
-    by_name = {each.method: each for each in differences}
-    for method, runs in methods.items():
-        measured = [run.results[name]["trained"]["mrr"] for run in runs if "trained" in run.results.get(name, {})]
-        if not measured:
+        measured = _measured(methods, name, system)
+        values = {round(value, 4) for mrrs, _ in measured.values() for value in mrrs}
+        sizes = {size for _, size in measured.values()}
+        if len(values) == 1 and len(sizes) == 1:
+            rows.append([LABELS[system], None, *values, *sizes, None, None, None])
             continue
-        row = [method, len(measured), float(np.mean(measured)), _corpus(runs, name, "trained")]
+        for method, (mrrs, size) in measured.items():
+            rows.append([f"{LABELS[system]} of {method}", len(mrrs), float(np.mean(mrrs)), size, None, None, None])
+    by_name = {each.method: each for each in differences}
+    for method, (mrrs, size) in _measured(methods, name, "trained").items():
+        compared = [None, None, None]
         if method in by_name:
             difference = by_name[method]
             delta = float(difference.comparison.differences.mean())
             interval = stratified_bootstrap([difference.comparison.differences])
-            row += [difference_text(delta, interval), p_text(p_of[difference]), ", ".join(difference.missing)]
-        else:
-            row += [None, None, None]
-        rows.append(row)
+            compared = [difference_text(delta, interval), p_text(p_of[difference]), ", ".join(difference.missing)]
+        rows.append([method, len(mrrs), float(np.mean(mrrs)), size, *compared])
     headers = [
         "method",
         "seeds",
@@ -260,35 +240,24 @@ def results_table(
     return table(headers, rows, floats=".4f", text=["p", "functions in the corpus"])
 
 
-def _corpus(runs: Sequence[ReportedRun], name: str, system: str) -> str:
-    """Returns the sizes of the corpora that a method was evaluated on, as text. MRR depends on the corpus size."""
-    sizes = {run.results.get(name, {}).get(system, {}).get("pool_size") for run in runs}
-    return ", ".join(f"{size:,.0f}" for size in sorted(sizes - {None}))
-
-
-def _before_training(methods: Mapping[str, Sequence[ReportedRun]], name: str, system: str) -> list[list]:
-    """Returns rows with the MRR of a system before training: one row, or one per method if the values differ."""
+def _measured(methods: Mapping[str, Sequence[ReportedRun]], name: str, system: str) -> dict[str, tuple]:
+    """Returns the MRRs of a system's runs, and the sizes of their corpora as text, keyed by method."""
     measured = {}
     for method, runs in methods.items():
-        found = [run.results[name][system]["mrr"] for run in runs if system in run.results.get(name, {})]
-        if found:
-            measured[method] = found
-    values = {round(value, 4) for value in chain.from_iterable(measured.values())}
-    sizes = {method: _corpus(methods[method], name, system) for method in measured}
-    if len(values) == 1 and len(set(sizes.values())) == 1:
-        return [[LABELS[system], None, values.pop(), *set(sizes.values())]]
-    return [
-        [f"{LABELS[system]} of {method}", len(found), float(np.mean(found)), sizes[method]]
-        for method, found in measured.items()
-    ]
+        metrics = [run.results[name][system] for run in runs if system in run.results.get(name, {})]
+        if metrics:
+            sizes = sorted({each["pool_size"] for each in metrics if "pool_size" in each})
+            text = ", ".join(f"{size:,.0f}" for size in sizes)  # MRR depends on the corpus size
+            measured[method] = [each["mrr"] for each in metrics], text
+    return measured
 
 
 def runs_table(runs: Sequence[ReportedRun]) -> str:
     """Returns a table of all runs with their seeds and settings."""
     rows = []
     for run in runs:
-        loss = run.record["loss"]
         training = run.record["training"]
-        settings = ", ".join(f"{name} {loss[name]}" for name in SETTINGS if loss.get(name) is not None)
+        loss = run.record["loss"].items()
+        settings = ", ".join(f"{name} {value}" for name, value in loss if value is not None)
         rows.append([str(run.folder), run.seed, settings, *(training.get(name) for name in TRAINING)])
     return table(["folder", "seed", "settings", *TRAINING], rows, floats="g")

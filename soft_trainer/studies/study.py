@@ -26,8 +26,7 @@ PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
 RECIPE = "recipe.yaml"
 LOG = "log.txt"
 
-# Options that a run cannot set, with what sets them.
-_OF_STUDY = {"seed": "set the study's `seeds` instead", "output_dir": "set the study's `output_dir` instead"}
+_OF_STUDY = {"seed": "seeds", "output_dir": "output_dir"}  # options that a run cannot set, with the keys that set them
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,11 @@ class PlannedRun:
     name: str  # METHOD/SEED, which is also the run's folder in the study's folder
     options: Mapping[str, object]
 
+    @property
+    def folder(self) -> Path:
+        """The run's output folder."""
+        return Path(self.options["output_dir"])
+
 
 @dataclass(frozen=True)
 class Study:
@@ -45,10 +49,6 @@ class Study:
     output_dir: Path
     launcher: str
     runs: Sequence[PlannedRun]
-
-    def folder(self, run: PlannedRun) -> Path:
-        """Returns a run's output folder."""
-        return self.output_dir / run.name
 
 
 def read_study(path: str | Path, changes: Mapping[str, str] | None = None, output_dir: str | None = None) -> Study:
@@ -75,13 +75,11 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
         if name not in KEYS:
             raise UserError(f"{path}: unknown key {name!r}; the keys of a study are {', '.join(KEYS)}")
     shared = content.get("options") or {}
-    launcher = content.get("launcher") or "accelerate launch"
-    if not isinstance(content["runs"], dict) or not content["runs"]:
-        raise UserError(f"{path}: runs: expected a mapping")
-    if not isinstance(content.get("seeds"), list) or not content["seeds"]:
-        raise UserError(f"{path}: seeds: expected a list")
-    if not isinstance(launcher, str):
-        raise UserError(f"{path}: launcher: expected a command line")
+    content["launcher"] = content.get("launcher") or "accelerate launch"
+    expected = {"runs": (dict, "a mapping"), "seeds": (list, "a list"), "launcher": (str, "a command line")}
+    for key, (kind, words) in expected.items():
+        if not isinstance(content.get(key), kind) or not content[key]:
+            raise UserError(f"{path}: {key}: expected {words}")
     for name, options in {"options": shared, **content["runs"]}.items():
         if not isinstance(options, dict | None):
             raise UserError(f"{path}: {name}: expected a mapping of options")
@@ -91,14 +89,22 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
         raise UserError(f"{path}: set output_dir, the parent of the runs' folders")
     root = Path(_filled(str(root), shared | changes))
     runs = []
-    own = {str(name): _with_recipe(options, path.parent) for name, options in content["runs"].items()}
+    own = {}
+    for name, options in content["runs"].items():
+        options = dict(options or {})
+        recipe = {}
+        config = options.pop("config", None)
+        if config is not None:
+            recipe = read_recipe(path.parent / str(config))
+            recipe.pop("output_dir", None)
+        own[str(name)] = recipe, options
     for seed in content["seeds"]:
         folders = {name: root / name / str(seed) for name in own}
         for name, (recipe, options) in own.items():
             options = shared | options | changes
-            for key, decides in _OF_STUDY.items():
+            for key, of_study in _OF_STUDY.items():
                 if key in options:
-                    raise UserError(f"{path}: {name} has {key}; {decides}")
+                    raise UserError(f"{path}: {name} has {key}; set the study's `{of_study}` instead")
             options = recipe | options | {"seed": seed}
             known = options | folders
             try:
@@ -111,18 +117,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
             except UserError as error:
                 raise UserError(f"{path}: {name}: {error}") from error
             runs.append(PlannedRun(f"{name}/{seed}", options | {"output_dir": str(folders[name])}))
-    return Study(root, launcher, runs)
-
-
-def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
-    """Returns the options in the recipe `config`, and the run's other options, as two dicts."""
-    options = dict(options or {})
-    config = options.pop("config", None)
-    if config is None:
-        return {}, options
-    recipe = read_recipe(folder / str(config))
-    recipe.pop("output_dir", None)
-    return recipe, options
+    return Study(root, content["launcher"], runs)
 
 
 def _filled(value, known: Mapping):
@@ -138,10 +133,10 @@ def _filled(value, known: Mapping):
     return PLACEHOLDER.sub(text_of, value)
 
 
-def check_options(run: PlannedRun) -> tuple:
-    """Returns the parsed options of a run. Raises UserError if an option is unknown or has an invalid value."""
+def check_options(run: PlannedRun) -> None:
+    """Raises UserError if an option of a run is unknown or has an invalid value."""
     try:
-        return parse(OF_A_RUN, [], options={**run.options, "use_cpu": True})  # the device is not checked
+        parse(OF_A_RUN, [], options={**run.options, "use_cpu": True})  # the device is not checked
     except UserError as error:
         raise UserError(f"{run.name}: {error}") from error
 
@@ -153,9 +148,8 @@ def plan(study: Study) -> str:
     """Returns a table of a study's runs: finished, begun or new. Each run compares its settings when it starts."""
     rows = []
     for run in study.runs:
-        folder = study.folder(run)
-        state = "begun" if checkpoints_in(folder) else "new"
-        if LISTED in record_of(folder):
+        state = "begun" if checkpoints_in(run.folder) else "new"
+        if LISTED in record_of(run.folder):
             state = "finished"
         rows.append([run.name, state])
     return table(("run", "state"), rows)
@@ -176,19 +170,19 @@ def run_all(study: Study, redo: bool = False) -> int:
         for number, run in enumerate(study.runs, 1):
             outcome = _make(study, run, redo, f"[{number}/{len(study.runs)}] {run.name}")
             done = outcome.startswith("done")
-            outcomes.append([run.name, outcome, _mrr(study.folder(run)) if done else None])
+            outcomes.append([run.name, outcome, _mrr(run.folder) if done else None])
             if not done:
                 code = 1
     except KeyboardInterrupt:
         code = 130
-        print_on_main("stopped; run the same command to continue")
+        print_on_main(f"stopped; run the same command {'without --redo ' if redo else ''}to continue")
     print_on_main(f"\n{table(('run', 'outcome', 'MRR on test'), outcomes)}")
     return code
 
 
 def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
     """Starts a run in another process. Returns an outcome, such as "done" or "failed: ..."."""
-    folder = study.folder(run)
+    folder = run.folder
     folder.mkdir(parents=True, exist_ok=True)
     # The run's process inherits the lock of its log, because it may outlive a study that is killed.
     with (folder / LOG).open("ab") as log:

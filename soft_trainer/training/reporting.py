@@ -1,25 +1,24 @@
-"""Describes a training run's settings, progress and results, for the terminal, `run.json` and the model card."""
+"""Prints a training run: its settings, warnings, progress, results and examples."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from huggingface_hub import get_token
-from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
+from transformers import ProgressCallback, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.encoding import dimensions
-from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.encoders.loading import profile_warnings
-from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.evaluation.results import CHANGE, MARGIN, examples, metrics_table
 from soft_trainer.options.defaults import LORA_RATE
 from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.option_spec import unread_lines
-from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
 
 # The options behind some rows of the table before training. Other rows have the name of their option.
@@ -32,130 +31,6 @@ OPTION_OF = {
     "warm-up": "warmup_steps",
 }
 SPEED = ("_runtime", "_per_second", "_pool_size")  # suffixes of metrics that do not measure the model
-
-
-def loss_table(plan: Plan, estimator) -> dict[str, object]:
-    """Returns the loss with its settings, the estimator, any teacher and Matryoshka dimensions, keyed by label."""
-    name = None if estimator is None else type(estimator).__name__
-    loss = {"loss": plan.criterion.loss, "estimator": name}
-    if plan.options.teacher is not None:
-        loss["teacher"] = public_name(plan.options.teacher)
-    if plan.dims:
-        loss["dimensions"] = list(plan.dims)
-    return loss | plan.criterion.effective
-
-
-def setup_table(
-    args: TrainingArguments,
-    plan: Plan,
-    model: PreTrainedModel,
-    passes: Passes,
-    negatives: int = 0,
-    pairs: int | None = None,
-) -> dict[str, object]:
-    """Returns the settings of batches, precision, adapter, learning rate, epochs and seed, keyed by label.
-
-    Args:
-        passes: how forward passes run.
-        negatives: the number of hard negatives per query.
-        pairs: the number of training pairs that may form a batch, if known. A batch has no more pairs than these.
-    """
-    in_all = plan.batch_size * plan.processes
-    if pairs is not None:
-        in_all = min(in_all, pairs)
-    of_process = -(-in_all // plan.processes)
-    setup = {
-        "pairs per batch and process": of_process,
-        "processes": plan.processes,
-        "functions compared per query": in_all if plan.gathers else of_process,
-    }
-    if args.gradient_accumulation_steps > 1:
-        setup["accumulated batches"] = args.gradient_accumulation_steps
-    setup["batches"] = plan.train_sampling_strategy
-    setup |= plan.effective_batches
-    if negatives:
-        setup["negatives_per_query"] = negatives
-    setup["precision"] = passes.precision
-    setup["forward passes"] = str(passes)
-    setup |= adapter_settings(model)
-    setup["learning rate"] = args.learning_rate
-    if args.max_steps > 0:
-        setup["steps"] = args.max_steps
-    else:
-        setup["epochs"] = args.num_train_epochs
-    setup["warm-up"] = args.warmup_steps  # a part of all steps if it is below 1, otherwise the number of steps
-    setup["seed"] = args.seed
-    return setup
-
-
-def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
-    """Returns the adapter's type, settings and number of trained parameters, or {} if there is no adapter."""
-    if not has_adapter(model):
-        return {}
-    config = model.peft_config[active_adapter(model)]
-    parts = [config.peft_type.value]
-    for name, title in {"r": "r", "lora_alpha": "alpha", "lora_dropout": "dropout"}.items():
-        if hasattr(config, name):
-            parts.append(f"{title} {getattr(config, name):g}")
-    targets = config.target_modules
-    if not isinstance(targets, str):  # peft expands "all-linear" to the full names of all layers, too many for a table
-        targets = ", ".join(sorted({name.rpartition(".")[2] for name in targets or ()}))
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return {"adapter": ", ".join([*parts, targets]), "trained parameters": trained}
-
-
-def course_table(args: TrainingArguments, state: TrainerState) -> dict[str, object]:
-    """Returns the numbers of finished epochs and steps, and the duration unless the run resumed from a checkpoint."""
-    # `max_steps` or early stopping may make these fewer than planned.
-    course = {"epochs": round(state.epoch, 2), "steps": state.global_step}
-    if best := best_step(args, state):
-        course["step of the saved weights"] = best
-    seconds = training_numbers(state).get("train_runtime")
-    if seconds is not None and args.resume_from_checkpoint is None:
-        course["train runtime, s"] = round(seconds, 1)
-        course["seconds per step, with evaluations"] = round(seconds / max(state.global_step, 1), 4)
-    return course
-
-
-def training_numbers(state: TrainerState) -> dict[str, float]:
-    """Returns the metrics logged when training ended, such as `train_loss` and `train_runtime`, or an empty dict."""
-    for entry in reversed(state.log_history):
-        if "train_runtime" in entry:
-            return {name: value for name, value in entry.items() if name != "step"}
-    return {}
-
-
-def best_step(args: TrainingArguments, state: TrainerState) -> int | None:
-    """Returns the step of the best checkpoint if its weights were loaded at the end, or None."""
-    if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-        return state.best_global_step
-    return None
-
-
-def measured_results(
-    evaluations: Iterable[tuple[int, bool, Mapping]], final_step: int, merged: bool
-) -> dict[str, dict[str, dict]]:
-    """Returns the metrics of each evaluation set as `{set: {"untrained" | "trained": metrics}}`.
-
-    Args:
-        evaluations: for each evaluation, its step, whether it ran during training, and its metrics.
-        final_step: the step of the final weights.
-        merged: True if the final weights are merged, so that no evaluation during training measured them.
-    """
-    results: dict[str, dict[str, dict]] = {}
-    for step, in_training, logged in evaluations:
-        if step == 0:
-            system = "untrained"
-        elif not in_training or (step == final_step and not merged):
-            system = "trained"
-        else:
-            continue
-        for name in logged:
-            if name.endswith("_pool_size"):
-                prefix = name.removesuffix("_pool_size")
-                metrics = {key.removeprefix(f"{prefix}_"): value for key, value in logged.items()}
-                results.setdefault(prefix.removeprefix("eval_"), {})[system] = metrics
-    return results
 
 
 def banner(
@@ -180,14 +55,16 @@ def banner(
     origins = getattr(args, "origins", None)
     if origins is None:  # plain `TrainingArguments`
         return table(("training", ""), list(rows.items()))
-    lines = []
-    for label, value in rows.items():
-        lines.append((label, value, origins.get(OPTION_OF.get(label, label))))
+    lines = [(label, value, origins.get(OPTION_OF.get(label, label))) for label, value in rows.items()]
     return table(("training", "", "chosen by"), lines)
 
 
-def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model: PreTrainedModel) -> list[str]:
+def warnings_of(trainer) -> list[str]:
     """Returns warnings about training settings that probably do not have the intended effect."""
+    args = trainer.args
+    plan = trainer.plan
+    encoder = trainer.encoder
+    model = trainer.model
     warnings = []
     if isinstance(args, TrainingOptions):
         warnings += unread_lines(args, plan.unread | args.unread)
@@ -209,19 +86,19 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
             f"warning: the trained weights are stored in {name}, so small updates are lost; load the model in float32 "
             "(dtype=float32) and set bf16=True or fp16=True instead"
         )
-    if has_adapter(model) and args.learning_rate <= LORA_RATE / 4:
-        warnings.append(
-            f"warning: learning_rate={args.learning_rate:g} is far below 1e-4 to 5e-4, the usual rates for an adapter"
-        )
     warnings += profile_warnings(model, encoder)
-    revision = None
     if has_adapter(model):
+        if args.learning_rate <= LORA_RATE / 4:
+            warnings.append(
+                f"warning: learning_rate={args.learning_rate:g} is far below 1e-4 to 5e-4, the usual rates for an "
+                "adapter"
+            )
         revision = model.peft_config[active_adapter(model)].revision
-    if revision and not getattr(args, "merge_lora", False):
-        warnings.append(
-            f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and SentenceTransformer "
-            "load the base's main branch; use load_encoder, or set merge_lora=True"
-        )
+        if revision and not getattr(args, "merge_lora", False):
+            warnings.append(
+                f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and "
+                "SentenceTransformer load the base's main branch; use load_encoder, or set merge_lora=True"
+            )
     dims = plan.dims
     size = dimensions(model, encoder)
     if dims and dims[0] < size:
@@ -262,8 +139,7 @@ class ProgressLines(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """Prints a progress line if ten seconds have passed since the last one."""
         if time.monotonic() >= self._next_line and state.global_step < state.max_steps:
-            left = self._seconds_a_step(state) * (state.max_steps - state.global_step)
-            self._print(state, f"{duration(left)} left")
+            self._print(state, ended=False)
             self._next_line = time.monotonic() + LINE_SECONDS
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -275,22 +151,66 @@ class ProgressLines(TrainerCallback):
         shown = {name: value for name, value in (metrics or {}).items() if not name.endswith(SPEED)}
         shown = {name: value for name, value in shown.items() if name.endswith("_mrr")} or shown
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, float))
-        place = f"step {state.global_step:,} of {state.max_steps:,}: " if state.max_steps else ""
-        print_on_main(f"{place}{numbers}")
+        step = f"step {state.global_step:,} of {state.max_steps:,}: " if state.max_steps else ""
+        print_on_main(f"{step}{numbers}")
 
     def on_train_end(self, args, state, control, **kwargs):
         """Prints the final progress line, with the duration of training."""
-        self._print(state, f"trained in {duration(time.monotonic() - self._start)}")
+        self._print(state, ended=True)
 
-    def _seconds_a_step(self, state) -> float:
-        return (time.monotonic() - self._start) / max(state.global_step - self._first_step, 1)
-
-    def _print(self, state, end: str) -> None:
-        loss = self._loss()
-        words = [] if loss is None else [f"loss {loss:.4g}"]
-        seconds = self._seconds_a_step(state)
-        if seconds < 1:
-            words.append(f"{1 / seconds:.3g} steps/s")
+    def _print(self, state, ended: bool) -> None:
+        passed = time.monotonic() - self._start
+        seconds = passed / max(state.global_step - self._first_step, 1)
+        words = []
+        if (loss := self._loss()) is not None:
+            words.append(f"loss {loss:.4g}")
+        words.append(f"{1 / seconds:.3g} steps/s" if seconds < 1 else f"{seconds:.3g} s/step")
+        if ended:
+            words.append(f"trained in {duration(passed)}")
         else:
-            words.append(f"{seconds:.3g} s/step")
-        print_on_main(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join([*words, end])}")
+            words.append(f"{duration(seconds * (state.max_steps - state.global_step))} left")
+        print_on_main(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(words)}")
+
+
+def results_text(results: Mapping[str, Mapping[str, Mapping]], chosen_on: Collection[str] = ()) -> str:
+    """Returns all results as a table, with a line for each set that is too small to show its change in MRR.
+
+    See `metrics_table` for the arguments.
+    """
+    lines = [metrics_table(results, chosen_on=chosen_on)]
+    for name, systems in results.items():
+        metrics = systems.get("trained", {})
+        if "untrained" in systems and metrics.get("queries") == 1:
+            lines.append(f"{name}: one query is too few to show any change")
+        # Where hardly a rank has changed, the interval says nothing about what so many queries can show.
+        if CHANGE in metrics and abs(metrics[CHANGE]) < metrics[MARGIN] >= 0.001:
+            lines.append(
+                f"{name}: {metrics['queries']:,} queries are too few to show a change below {metrics[MARGIN]:.3f}"
+            )
+    return "\n".join(lines)
+
+
+def print_results(run) -> None:
+    """Prints what `run`, a `Measurements`, has measured, examples, and where the results and checkpoints are."""
+    if run.measured:
+        print_on_main(f"\n{results_text(run.results, run.chosen_on)}\n")
+    print_examples(run)
+    path = run.folder.path
+    print_on_main(f"Written to {path}")
+    if checkpoints := list(path.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
+        size = sum(file.stat().st_size for folder in checkpoints for file in folder.rglob("*"))
+        print_on_main(
+            f"{path}/{PREFIX_CHECKPOINT_DIR}-* takes {size / 2**20:,.0f} MiB with the optimizer; keep it "
+            "for resume_from_checkpoint=last, or delete it"
+        )
+
+
+def print_examples(run) -> None:
+    """Prints some queries with their top functions. The queries come from test if test was measured."""
+    number = run.trainer.args.examples
+    if number and run.measured:
+        name = min(run.outputs, key=lambda each: not each.startswith("test"))
+        outputs = run.outputs[name]
+        ranking = outputs.get("trained", outputs.get("untrained")).ranking
+        title = f"Queries from {name} with their top three functions (=> marks relevant ones)"
+        print_on_main(f"{title}:\n\n{examples(run.measured[name], ranking, number, run.trainer.encoder)}\n")

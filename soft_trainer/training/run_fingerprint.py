@@ -37,6 +37,7 @@ from soft_trainer.fingerprints import (
     UNREAD_PROFILE,
     adapter_configuration,
     encoder_files_fingerprint,
+    environment,
     file_fingerprint,
     fingerprint,
     model_fingerprint,
@@ -44,7 +45,6 @@ from soft_trainer.fingerprints import (
     source_fingerprint,
     tokenizer_fingerprint,
 )
-from soft_trainer.hub.model_card import environment
 from soft_trainer.options.fields import DataArguments, EstimatorOptions, LossOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import Reference, option_specs, references

@@ -11,10 +11,8 @@ from soft_trainer.data.trained_rows import write_trained_rows
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.files import reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
-from soft_trainer.hub.model_card import environment, write_model_card
-from soft_trainer.training import reporting
-from soft_trainer.training.negatives import negatives_to_draw
-from soft_trainer.training.record import trainer_record
+from soft_trainer.model_card import write_model_card
+from soft_trainer.training.record import evaluated_results, trainer_record
 
 
 class SavingTrainer(Trainer):
@@ -53,40 +51,11 @@ class SavingTrainer(Trainer):
 
     def create_model_card(self, folder: str | Path | None = None) -> Path | None:
         """Writes the model card into a folder, by default the output folder. Returns its path, or None on failure."""
-        final_step = reporting.best_step(self.args, self.state) or self.state.global_step
-        evaluations = self.evaluations
-        report = self.report
-        reported = report is not None and report.written is not None and report.step == self.state.global_step
-        if reported:  # the report has measured the sets of the evaluations during training
-            evaluations = [each for each in evaluations if not each[1]]
-        results = reporting.measured_results(evaluations, final_step, merged=bool(self.merging))
-        if reported:
-            record = report.written | {"results": results | report.written["results"]}
-        else:
-            record = trainer_record(self) | {"results": results}
+        # The report has measured the sets of the evaluations during training.
+        reported = self.report is not None and self.report.step == self.state.global_step
+        record = self.report.record() if reported else trainer_record(self)
+        record["results"] = evaluated_results(self, not reported) | record.get("results", {})
         return write_model_card(folder or self.args.output_dir, record)
-
-    def describe(self) -> dict:
-        """Returns sections of a run's record: model id, loss, training, environment and, after a merge, merging."""
-        record = {
-            "model_id": self.hub_model_id,
-            "loss": reporting.loss_table(self.plan, self.estimator),
-            "training": self.setup_table() | reporting.course_table(self.args, self.state),
-            "environment": environment(),
-        }
-        if self.merging:
-            record["merging"] = self.merging
-        return record
-
-    def setup_table(self) -> dict[str, object]:
-        """Returns the training settings except the loss, keyed by label, such as "learning rate"."""
-        negatives = 0
-        pairs = None
-        if self.train_split is not None:
-            negatives, _ = negatives_to_draw(self.plan.options, self.train_split.judgments)
-            of_sources = [pairs for _, _, pairs in self.train_split.sources.values()]
-            pairs = max(of_sources, default=len(self.train_dataset))  # a batch comes from one source
-        return reporting.setup_table(self.args, self.plan, self.model, self.passes, negatives, pairs)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Checks before training that a push would work, and creates the repository on the Hub if necessary.
@@ -96,7 +65,7 @@ class SavingTrainer(Trainer):
         """
         if self.is_world_process_zero():
             self._publisher = Publisher(self.args)
-            self.hub_model_id = self._publisher.hub_model_id
+            self.hub_model_id = self._publisher.repository.name
 
     def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
         """Saves the encoder with its model card, and pushes the output folder to the Hub.

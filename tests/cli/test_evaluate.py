@@ -38,17 +38,37 @@ def test_the_table_has_the_encoder_beside_lexical_bm25(encoder_dir, data_dir, tm
     assert not any(path.name != "cache" for path in tmp_path.iterdir())  # without a folder nothing is written
 
 
-def test_a_run_file_has_the_whole_pool_and_is_not_overwritten(encoder_dir, data_dir, tmp_path, capsys):
+def test_a_run_file_has_the_whole_pool(encoder_dir, data_dir, tmp_path, capsys):
     words = ["evaluate", str(encoder_dir), "--data_dir", str(data_dir), "--lexical", "false", *HERE]
-    words += ["--run_file", str(tmp_path / "run.trec")]
+    words += ["--run_file", str(tmp_path / "new" / "run.trec")]
     assert run_command(words) == 0
     assert "the first 24 of 24 functions for each query" in capsys.readouterr().err
-    assert len((tmp_path / "run.trec").read_text().splitlines()) == 4 * 24
-    assert len((tmp_path / "run.trec.qrels").read_text().splitlines()) == 4
-    with refused("run.trec, which would be overwritten"):
-        run_command(words)
+    assert len((tmp_path / "new" / "run.trec").read_text().splitlines()) == 4 * 24
+    assert len((tmp_path / "new" / "run.trec.qrels").read_text().splitlines()) == 4
     with refused("run_depth=0: must be 1 or more"):
         run_command([*words, "--run_depth", "0"])
+
+
+@pytest.mark.parametrize(
+    ("there", "sets", "says"),
+    [
+        ("run.trec.qrels", 1, "{0}/run.trec or {0}/run.trec.qrels would be overwritten"),
+        ("run-rows.trec.qrels", 2, "{0}/run-rows.trec or {0}/run-rows.trec.qrels would be overwritten"),
+        ("run-old.trec", 1, None),
+        ("run.trec", 2, None),
+    ],
+)
+def test_only_run_files_that_would_be_overwritten_are_refused(encoder_dir, data_dir, tmp_path, there, sets, says):
+    (tmp_path / there).touch()
+    words = ["evaluate", str(encoder_dir), "--data_dir", str(data_dir), "--lexical", "false", *HERE]
+    words += ["--run_file", str(tmp_path / "run.trec")]
+    if sets == 2:
+        words += ["--eval_data_dir", str(shutil.copytree(data_dir, tmp_path / "rows"))]
+    if says:
+        with refused(f"run_file={tmp_path}/run.trec: {says.format(tmp_path)}; set another run_file"):
+            run_command(words)
+        words += ["--overwrite", "true"]
+    assert run_command(words) == 0
 
 
 def test_an_encoder_is_measured_by_its_first_dimensions(encoder_dir, data_dir, tmp_path, capsys):
@@ -207,7 +227,7 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
 )
 def test_a_model_or_rows_that_are_not_there_are_one_line(words, says, encoder_dir, data_dir, rows, tmp_path):
     write_rows({"test": [rows[0] | {"url": "https://astray"}], "codebase": rows}, tmp_path / "astray")
-    places = {"ENCODER": encoder_dir, "ROWS": data_dir, "ASTRAY": tmp_path / "astray"}
-    words = [str(places.get(word, word)) for word in words]
+    paths = {"ENCODER": encoder_dir, "ROWS": data_dir, "ASTRAY": tmp_path / "astray"}
+    words = [str(paths.get(word, word)) for word in words]
     with refused(says):
         run_command(["evaluate", *words, *HERE])

@@ -179,12 +179,12 @@ def test_an_error_names_file_line_and_column_as_they_stand_in_the_file(pairs, tm
 
 def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
     path = write(pairs, tmp_path / "people.csv")
-    (one,) = load_evaluation_sets(DataArguments(eval_data_dir=str(path)), EncoderProfile())
-    assert one.split.judgments.relevant.shape == (SIZE, SIZE)
+    (one,) = load_evaluation_sets(DataArguments(eval_data_dir=str(path)), EncoderProfile()).values()
+    assert one.judgments.relevant.shape == (SIZE, SIZE)
     folder = write(pairs.select(range(10)), tmp_path / "own" / "train.csv").parent
     write(pairs.select_columns(["answer"]).rename_column("answer", "code"), folder / "codebase.csv")
-    (one,) = load_evaluation_sets(DataArguments(eval_data_dir=str(folder)), EncoderProfile())
-    assert one.split.judgments.relevant.shape == (10, SIZE)
+    (one,) = load_evaluation_sets(DataArguments(eval_data_dir=str(folder)), EncoderProfile()).values()
+    assert one.judgments.relevant.shape == (10, SIZE)
 
 
 @pytest.mark.parametrize(

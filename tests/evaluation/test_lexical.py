@@ -23,9 +23,9 @@ def bm25(query, documents):
     average, total, scores = sum(map(len, documents)) / len(documents), len(documents), [0.0] * len(documents)
     for word in query:
         having = sum(word in words for words in documents)
-        for place, words in enumerate(documents):
+        for row, words in enumerate(documents):
             norm, count = k1 * (1 - b + b * len(words) / average), words.count(word)
-            scores[place] += math.log(1 + (total - having + 0.5) / (having + 0.5)) * count * (k1 + 1) / (count + norm)
+            scores[row] += math.log(1 + (total - having + 0.5) / (having + 0.5)) * count * (k1 + 1) / (count + norm)
     return scores
 
 

@@ -88,14 +88,14 @@ def test_ndcg_is_that_of_mteb(write, example, encoder_dir, rows, tmp_path):
     assert len(np.unique(embedded_codes, axis=0)) == len(codes)  # so there are no ties
     order = (embedded @ embedded_codes.T).argsort(dim=1, descending=True)
     generator = np.random.default_rng(0)
-    places = [(query, place) for query in range(24) for place in generator.permutation(20)[: 1 + query % 4]]
-    answers = [(query, int(order[query, place]), int(generator.integers(1, 4))) for query, place in places]
+    pairs = [(query, column) for query in range(24) for column in generator.permutation(20)[: 1 + query % 4]]
+    answers = [(query, int(order[query, column]), int(generator.integers(1, 4))) for query, column in pairs]
     write(tmp_path / "set", texts, codes, answers)
-    (found,) = load_evaluation_sets(DataArguments(eval_data_dir=str(tmp_path / "set")), encoder.profile)
-    judgments = found.split.judgments
+    (split,) = load_evaluation_sets(DataArguments(eval_data_dir=str(tmp_path / "set")), encoder.profile).values()
+    judgments = split.judgments
     rows_of, targets = answer_pairs(judgments)
     _, ours = by_query(rank_codes(embedded[rows_of], embedded_codes, targets), judgments)
-    theirs, scores = ndcg_of_mteb(example, found.split, encoder_dir, tmp_path)
+    theirs, scores = ndcg_of_mteb(example, split, encoder_dir, tmp_path)
     assert 0.1 < np.mean(theirs) < 0.8
     np.testing.assert_allclose(ours["ndcg@10"], theirs, atol=1e-6)
     assert scores["ndcg_at_10"] == pytest.approx(ours["ndcg@10"].mean(), abs=1e-5)  # rounded to five digits

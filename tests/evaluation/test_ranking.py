@@ -62,19 +62,24 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_are_those_of_float64_for_every_block_size(kind):
+def test_ranks_are_those_of_float64_for_every_block_size_and_for_a_corpus_in_parts(kind, monkeypatch):
     queries, codes, targets = KINDS[kind]()
     expected, _ = float64_ranking(queries, codes, targets)
     for block_size in (None, 5, 32, 33):
         assert rank_codes(queries, codes, targets, block_size=block_size).ranks.tolist() == expected.tolist()
+    monkeypatch.setattr(ranking, "_CORPUS", 30 * DIM)
+    monkeypatch.setattr(ranking, "_HASHED", 7 * DIM)
+    corpus = ranking.Corpus(codes)
+    assert [len(part) for part in corpus.parts] == [30, 30, 20]
+    torch.testing.assert_close(corpus.longest, codes.double().norm(dim=1).max())
+    assert rank_codes(queries, codes, targets, block_size=5).ranks.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("whole numbers", "huge", "tiny")])
-@pytest.mark.parametrize("top_k", [1, 5, CODES, CODES + 1])
-def test_top_codes_are_best_first_and_ties_take_the_lower_row(kind, top_k):
+def test_top_codes_are_best_first_and_ties_take_the_lower_row(kind):
     queries, codes, targets = KINDS[kind]()
     _, orders = float64_ranking(queries, codes, targets)
-    for block_size in (None, 9):
+    for top_k, block_size in itertools.product((1, 5, CODES, CODES + 1), (None, 9)):
         ranked = rank_codes(queries, codes, targets, top_k=top_k, block_size=block_size)
         assert ranked.top_indices.tolist() == orders[:, :top_k].tolist()
         scores = (queries.double() @ codes.double().T).gather(1, ranked.top_indices)
@@ -111,19 +116,6 @@ def test_no_setting_of_precision_changes_ranks(value, precision):
             assert rank_codes(queries, codes, targets, block_size=7).ranks.tolist() == expected.tolist()
     finally:
         torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_corpus_in_several_parts_has_the_same_ranks(kind, monkeypatch):
-    queries, codes, targets = KINDS[kind]()
-    monkeypatch.setattr(ranking, "_CORPUS", 30 * DIM)
-    monkeypatch.setattr(ranking, "_HASHED", 7 * DIM)
-    expected, _ = float64_ranking(queries, codes, targets)
-    corpus = ranking.Corpus(codes)
-    assert [len(part) for part in corpus.parts] == [30, 30, 20]
-    longest = codes.double().norm(dim=1).max()
-    torch.testing.assert_close(corpus.longest, longest)
-    assert rank_codes(queries, codes, targets, block_size=5).ranks.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -52,13 +52,13 @@ def test_pytrec_eval_computes_the_same_metrics_from_the_files(tmp_path, ids):
 
 
 def test_queries_of_a_beir_folder_keep_their_ids(tmp_path):
-    place = tmp_path / "beir"
-    (place / "qrels").mkdir(parents=True)
+    folder = tmp_path / "beir"
+    (folder / "qrels").mkdir(parents=True)
     for name, letter in (("corpus", "d"), ("queries", "q")):
         rows = [json.dumps({"_id": f"{letter}{n}", "text": f"text {n}"}) + "\n" for n in range(3)]
-        (place / f"{name}.jsonl").write_text("".join(rows))
-    (place / "qrels" / "test.tsv").write_text("q1\td0\t1\nq2\td2\t1\n")
-    split = load_beir(place)["test"]
+        (folder / f"{name}.jsonl").write_text("".join(rows))
+    (folder / "qrels" / "test.tsv").write_text("q1\td0\t1\nq2\td2\t1\n")
+    split = load_beir(folder)["test"]
     assert split.unranked() is None
     output = rank_corpus(torch.eye(3)[1:], torch.eye(3), split, EncoderProfile(), ())
     output.write_run_file(tmp_path / "run", split)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -107,19 +108,25 @@ def hub(servers, tmp_path):
 @pytest.fixture
 def here(hub, monkeypatch):
     """Makes clients in this process use the loopback Hub. `push` does not wait between attempts."""
+    import datasets
     from huggingface_hub import constants
-    from huggingface_hub.utils import _http
 
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(hub.home / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub.home / "hub"))
-    monkeypatch.setattr(constants, "HF_XET_CACHE", str(hub.home / "xet"))
+    replaced = {
+        (constants, "ENDPOINT"): hub.url,
+        (constants, "HUGGINGFACE_CO_URL_TEMPLATE"): hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        (constants, "HF_HUB_OFFLINE"): False,
+        (constants, "HF_HUB_DISABLE_XET"): True,
+        (constants, "HF_TOKEN_PATH"): str(hub.home / "token"),
+        (constants, "HF_HUB_CACHE"): str(hub.home / "hub"),
+        (constants, "HF_XET_CACHE"): str(hub.home / "xet"),
+        (datasets.config, "HF_ENDPOINT"): hub.url,
+        (datasets.config, "HF_HUB_OFFLINE"): False,
+        (datasets.config, "HF_DATASETS_CACHE"): hub.home / "datasets",
+        (time, "sleep"): lambda seconds: None,
+    }
+    for (module, name), value in replaced.items():
+        monkeypatch.setattr(module, name, value)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
     return hub
 
 
@@ -144,7 +151,7 @@ class Train:
         assert len(errors) == bool(code)
         return code, "".join(errors)
 
-    def places_of(self, text: str) -> list[str]:
+    def sources_of(self, text: str) -> list[str]:
         """Returns where a text occurs: in files here, in files on the Hub, or in the output ("said")."""
         files = [path for folder in (self.folder, self.hub.home) for path in folder.rglob("*") if path.is_file()]
         here = [str(path) for path in files if text.encode() in path.read_bytes()]
@@ -155,8 +162,5 @@ class Train:
 @pytest.fixture
 def train(script_module, here, data_dir, tmp_path, monkeypatch, capfd, caplog):
     """Provides `Train` with the loopback Hub and a token that may write to it."""
-    import datasets
-
     monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here.home / "datasets")
     return Train(script_module, here, tmp_path / "out", data_dir, capfd, caplog)

@@ -15,7 +15,7 @@ from soft_trainer.data.layouts.codesearchnet import load_folder, load_hub
 from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.hub.dataset import pushed_tables, write_data
-from soft_trainer.hub.push import push_folder
+from soft_trainer.hub.push import Repository
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
 
@@ -42,19 +42,19 @@ def test_what_is_written_is_read_again(arguments, data_dir, tmp_path):
 @pytest.mark.slow
 def test_splits_of_an_earlier_push_are_deleted_and_nothing_else(here, arguments, data_dir, tmp_path):
     data, folder = load_folder(data_dir), tmp_path / "pushed_rows"
-    push_folder(write_data(data, arguments, folder), REPO, WRITE_TOKEN, repo_type="dataset")
+    Repository(REPO, WRITE_TOKEN, repo_type="dataset").push(write_data(data, arguments, folder))
     (tmp_path / "notes.md").write_text("by hand")
     HfApi(token=WRITE_TOKEN).upload_file(
         path_or_fileobj=tmp_path / "notes.md", path_in_repo="notes.md", repo_id=REPO, repo_type="dataset"
     )
     fewer = datasets.DatasetDict({split: data[split] for split in ("test", "codebase")})
-    push_folder(write_data(fewer, arguments, folder), REPO, WRITE_TOKEN, repo_type="dataset")
+    Repository(REPO, WRITE_TOKEN, repo_type="dataset").push(write_data(fewer, arguments, folder))
     assert list(load_hub(REPO, "python")) == ["test", "codebase"]
     names = {*HfApi(token=WRITE_TOKEN).list_repo_files(REPO, repo_type="dataset")} - {".gitattributes"}
     assert names == {"README.md", "notes.md", "test.jsonl.gz", "codebase.jsonl.gz"}
     other = tmp_path / "other"  # a folder that no run has written leaves the rest of the data set alone
     write_data(datasets.DatasetDict(train=data["train"]), arguments, other)
-    push_folder(other, REPO, WRITE_TOKEN, repo_type="dataset")
+    Repository(REPO, WRITE_TOKEN, repo_type="dataset").push(other)
     assert list(load_hub(REPO, "python")) == ["train", "test", "codebase"]
 
 
@@ -65,7 +65,7 @@ def test_negatives_of_a_row_are_pushed_and_read_again(here, arguments, data_dir,
         row["negatives"] = [rows[0]["url"], "def wrong(): pass"]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     written = write_data(load_folder(folder), arguments, tmp_path / "written")
-    push_folder(written, REPO, WRITE_TOKEN, repo_type="dataset")
+    Repository(REPO, WRITE_TOKEN, repo_type="dataset").push(written)
     assert "| negatives " in (written / "README.md").read_text()
     loaded = load_hub(REPO, "python")
     assert loaded["train"]["negatives"][1:4] == [rows[1]["negatives"], rows[1]["negatives"], None]
@@ -97,7 +97,7 @@ def test_the_card_says_what_the_rows_are(arguments, data_dir, tmp_path):
 def test_a_data_set_of_ours_by_name_is_read_with_a_token(here, arguments, data_dir, tmp_path, monkeypatch, compressed):
     data = load_folder(data_dir)
     folder = write_data(data, arguments, tmp_path / "rows") if compressed else data_dir
-    push_folder(folder, REPO, WRITE_TOKEN, private=True, repo_type="dataset")
+    Repository(REPO, WRITE_TOKEN, private=True, repo_type="dataset").push(folder)
     named = DataArguments(language="python", dataset_name=REPO)
     with refused("HF_TOKEN"):
         load_hub(REPO, "python")
@@ -114,7 +114,7 @@ def test_rows_of_one_language_out_of_several(here, data_dir, tmp_path):
         rows = [json.loads(line) for line in (folder / f"{split}.jsonl").read_text().splitlines()]
         rows[0]["language"] = "go"
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    push_folder(folder, REPO, WRITE_TOKEN, repo_type="dataset")
+    Repository(REPO, WRITE_TOKEN, repo_type="dataset").push(folder)
     assert {split: len(rows) for split, rows in load_hub(REPO, "go").items()} == dict.fromkeys(SPLITS, 1)
     assert len(load_hub(REPO, "python")["train"]) == 15
 
@@ -131,7 +131,7 @@ def test_a_run_pushes_its_rows_and_another_trains_on_them(train, data_dir):
         "train": 12, "valid": 4, "test": 4, "codebase": 24
     }  # fmt: skip
     assert "datasets:\n- ann/rows\n" in (train.folder / "README.md").read_text()
-    assert train.places_of(WRITE_TOKEN) == []
+    assert train.sources_of(WRITE_TOKEN) == []
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.static import distilled
 from soft_trainer.errors import UserError
 from soft_trainer.hub.dataset import write_data
-from soft_trainer.hub.push import push_folder
+from soft_trainer.hub.push import Repository
 from soft_trainer.options.fields import DataArguments
 
 REPO = "ann/encoder"
@@ -106,7 +106,9 @@ def test_a_run_as_a_process_pushes_what_every_library_loads(hub, data_dir, tmp_p
 @pytest.mark.slow
 def test_every_library_loads_a_distilled_encoder_that_was_pushed(hub, here, encoder, tmp_path):
     static = distilled(encoder, common_words(), 16, vocabulary_size=300)
-    push_folder(export_encoder(static.model, static.tokenizer, static.profile, tmp_path / "static"), REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(
+        export_encoder(static.model, static.tokenizer, static.profile, tmp_path / "static")
+    )
     loaded = hub.run("-c", STATIC, json.dumps(TEXTS), REPO)
     assert loaded.returncode == 0, loaded.stderr
     for embeddings in json.loads(loaded.stdout.splitlines()[-1]):
@@ -115,10 +117,10 @@ def test_every_library_loads_a_distilled_encoder_that_was_pushed(hub, here, enco
 
 @pytest.mark.slow
 def test_private_and_revision_and_missing(here, encoder, folder, encoder_of, monkeypatch, caplog):
-    push_folder(folder, REPO, WRITE_TOKEN, private=True)
+    Repository(REPO, WRITE_TOKEN, private=True).push(folder)
     other = encoder_of(encoder.profile, seed=1)
     export_encoder(other.model, other.tokenizer, other.profile, folder)
-    push_folder(folder, REPO, WRITE_TOKEN, revision="second")
+    Repository(REPO, WRITE_TOKEN, revision="second").push(folder)
     with pytest.raises(UserError, match="HF_TOKEN"):
         load_encoder(REPO)
     monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
@@ -136,7 +138,7 @@ def test_private_and_revision_and_missing(here, encoder, folder, encoder_of, mon
 
 @pytest.mark.slow
 def test_warm_cache_loads_when_the_hub_is_down(here, encoder, folder, monkeypatch):
-    push_folder(folder, REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(folder)
     load_encoder(REPO)
     here.stop()
     for offline in (False, True):
@@ -153,8 +155,8 @@ def test_datasets_and_evaluate_load_what_is_pushed(here, data_dir, rows, tmp_pat
     blank, features = {"docstring": "", "docstring_tokens": []}, data["codebase"].features
     data["codebase"] = data["codebase"].map(lambda row: blank, features=features)
     arguments = DataArguments(language="python", push_data_to_hub="ann/rows")
-    push_folder(write_data(data, arguments, tmp_path / "rows"), "ann/rows", WRITE_TOKEN, repo_type="dataset")
-    push_folder(Path(soft_trainer.__file__).parent / "metrics/mrr", "ann/mrr", WRITE_TOKEN, repo_type="space")
+    Repository("ann/rows", WRITE_TOKEN, repo_type="dataset").push(write_data(data, arguments, tmp_path / "rows"))
+    Repository("ann/mrr", WRITE_TOKEN, repo_type="space").push(Path(soft_trainer.__file__).parent / "metrics/mrr")
     process = here.run("-c", ROWS_AND_METRIC)
     assert process.returncode == 0, process.stderr
     lines = process.stdout.splitlines()

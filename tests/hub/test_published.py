@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import datasets
 import pytest
 from codesearchnet import NAME, ON_BRANCH, ON_MAIN, SCRIPT, card, parquet_files, publish
 from refusals import refused
@@ -15,14 +14,6 @@ from soft_trainer.data.layouts.published import PARQUET_BRANCH, load_published
 from soft_trainer.data.load import load_rows
 from soft_trainer.encoders import hub_files
 from soft_trainer.encoders.loading import load_encoder
-
-
-@pytest.fixture(autouse=True)
-def reads_there(here, monkeypatch):
-    """Makes `datasets` read from the loopback Hub."""
-    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", here.url)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here.home / "datasets")
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from server import FINE_REPO, FINE_TOKEN, READ_TOKEN, WRITE_TOKEN
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.files import LISTED, RECORD_FORMAT, listed_files, write_json
-from soft_trainer.fingerprints import file_fingerprint, list_files
-from soft_trainer.hub.push import check_push, later_command, push_folder, written_files
+from soft_trainer.fingerprints import file_fingerprint, list_files, written_files
+from soft_trainer.hub.push import Repository
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import FILES_OF_TRANSFORMERS, option_specs
@@ -76,7 +76,7 @@ def test_only_what_an_encoder_needs_is_pushed(here, folder):
     (folder / "config.json").write_text('{"auto_map": {"AutoModel": "modeling_own.Own", "AutoConfig": "a--b.C"}}')
     (folder / "modeling_own.py").write_text("from .layers import Layer")
     (folder / "layers.py").write_text("Layer = int")
-    url = push_folder(folder, REPO, WRITE_TOKEN, commit_message="First")
+    url = Repository(REPO, WRITE_TOKEN).push(folder, "First")
     assert pushed() == COMPLETE | {"config.json", "modeling_own.py", "layers.py"}
     assert here.holding("canary") == []
     assert HfApi().list_repo_commits(REPO)[0].title == "First"
@@ -96,7 +96,7 @@ def test_a_local_teacher_and_an_adapter_s_base_lose_their_paths(here, folder, tm
     (folder / "adapter/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": path, "r": 4}))
     profile = {"query_prefix": "a:/b/c ", "teacher": path, "teacher_identity": "0" * 32}
     (folder / "soft_trainer.json").write_text(json.dumps(profile))
-    push_folder(folder, REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(folder)
     assert here.holding("canary") == []
     assert fetched("soft_trainer.json", folder) == profile | {"teacher": "enc"}
     assert fetched("adapter/adapter_config.json", folder) == {"base_model_name_or_path": "enc", "r": 4}
@@ -107,20 +107,20 @@ def test_an_adapter_whose_base_is_on_this_machine_alone_is_warned_of(here, folde
     (folder / "model.safetensors").unlink()
     (folder / "adapter_model.safetensors").write_bytes(b"")
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "ann/base"}))
-    push_folder(folder, REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(folder)
     assert "the adapter's base" not in caplog.text
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
-    push_folder(folder, REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(folder)
     assert f"the adapter's base, {tmp_path}, exists only on this machine" in caplog.text
 
 
 def test_a_record_is_pushed_as_it_is_and_that_of_another_version_is_not(here, folder, caplog):
     record = {"format": RECORD_FORMAT, "options": {"seed": 1}}
     (folder / "run.json").write_text(json.dumps(record))
-    push_folder(folder, REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(folder)
     assert fetched("run.json", folder) == record
     (folder / "run.json").write_text(json.dumps({"options": {"data_dir": "/home/canary/rows"}}))
-    push_folder(folder, REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(folder)
     assert here.holding("canary") == [] and "not pushed: another version wrote this file" in caplog.text
 
 
@@ -160,51 +160,51 @@ def test_names_on_the_hub_stay_in_a_record(tmp_path, monkeypatch):
 def test_a_folder_without_weights_is_refused(here, folder):
     (folder / "model.safetensors").unlink()
     with refused(f"{folder}: no weights to push"):
-        push_folder(folder, REPO, WRITE_TOKEN)
+        Repository(REPO, WRITE_TOKEN).push(folder)
 
 
 def test_what_an_export_adds_is_pushed(here, folder):
     (folder / "run.json").write_text(json.dumps({"format": RECORD_FORMAT, LISTED: written_files(folder)}))
     (folder / "onnx").mkdir()
     (folder / "onnx" / "model.onnx").write_text("exported")
-    push_folder(folder, REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(folder)
     assert "onnx/model.onnx" not in pushed()
     list_files(folder, [folder / "onnx" / "model.onnx"])
-    push_folder(folder, REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(folder)
     assert "onnx/model.onnx" in pushed()
 
 
 @pytest.mark.slow
 def test_a_stored_token_is_enough_and_unchanged_files_are_not_sent_again(here, folder, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
-    check_push(REPO)
-    push_folder(folder, REPO)
+    Repository(REPO).check()
+    Repository(REPO).push(folder)
     assert pushed() == COMPLETE
     (folder / "README.md").write_text(CARD + "More.\n")
-    push_folder(folder, REPO)
+    Repository(REPO).push(folder)
     assert len(here.requests("PUT /-/objects")) == 1
     assert len(HfApi().list_repo_commits(REPO)) == 3  # with the one that creates the repository
 
 
 def test_a_private_repository_shows_to_its_owner_only_and_is_made_again_if_it_vanished(here, folder):
-    check_push(REPO, WRITE_TOKEN, private=True)
+    Repository(REPO, WRITE_TOKEN, private=True).check()
     here.remove(REPO)
-    push_folder(folder, REPO, WRITE_TOKEN, private=True)
+    Repository(REPO, WRITE_TOKEN, private=True).push(folder)
     assert pushed() == COMPLETE
     with pytest.raises(OSError, match="401"):
         HfApi(token=False).model_info(REPO)
 
 
 def test_revision_and_subfolder(here, folder):
-    push_folder(folder, REPO, WRITE_TOKEN, revision="step-5", path_in_repo="last-checkpoint")
+    Repository(REPO, WRITE_TOKEN, revision="step-5", path_in_repo="last-checkpoint").push(folder)
     assert pushed(revision="step-5") == {f"last-checkpoint/{name}" for name in COMPLETE}
     assert pushed() == set()
 
 
 @pytest.mark.parametrize("repo_type", ["dataset", "space"])
 def test_other_kinds_of_repository(here, folder, repo_type):
-    check_push(REPO, WRITE_TOKEN, repo_type=repo_type)
-    push_folder(folder, REPO, WRITE_TOKEN, repo_type=repo_type)
+    Repository(REPO, WRITE_TOKEN, repo_type=repo_type).check()
+    Repository(REPO, WRITE_TOKEN, repo_type=repo_type).push(folder)
     assert pushed(repo_type=repo_type) == (COMPLETE | {"checkpoint-5/model.safetensors"}) - {RESULTS}
 
 
@@ -213,10 +213,10 @@ def test_a_card_names_the_repository_once_it_has_been_pushed(here, folder):
     (folder / "README.md").write_text(card)
     here.fault(commit=-1)
     with refused("Nothing is lost"):
-        push_folder(folder, REPO, WRITE_TOKEN)
+        Repository(REPO, WRITE_TOKEN).push(folder)
     assert (folder / "README.md").read_text() == card
     here.fault(commit=0)
-    push_folder(folder, REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(folder)
     assert (folder / "README.md").read_text() == card.replace("out", REPO)
 
 
@@ -224,10 +224,10 @@ def test_a_push_does_not_count_as_an_edit_of_the_card(here, folder):
     card = folder / "README.md"
     card.write_text(CARD + 'load_encoder("out")\n')
     write_json(folder / "run.json", {"format": RECORD_FORMAT, "files": written_files(folder)})
-    push_folder(folder, REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(folder)
     assert listed_files(folder)["README.md"] == file_fingerprint(card)
     card.write_text(CARD + 'Edited: load_encoder("out")\n')
-    push_folder(folder, REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(folder)
     assert listed_files(folder)["README.md"] != file_fingerprint(card)
 
 
@@ -237,7 +237,7 @@ def test_a_push_does_not_count_as_an_edit_of_the_card(here, folder):
 def test_invalid_names(here):
     for repo in ("encoder", "ann/two/parts", "ann/-x", "ann/with space", "", "ann/"):
         with refused("hub_model_id="):
-            check_push(repo, WRITE_TOKEN)
+            Repository(repo, WRITE_TOKEN).check()
     assert here.requests("") == ["GET /-/log"]
 
 
@@ -254,24 +254,24 @@ def test_invalid_names(here):
 )
 def test_refused_before_training(here, folder, repo, token, words):
     with refused(*words):
-        check_push(repo, token)
+        Repository(repo, token).check()
     with pytest.raises(UserError):
-        push_folder(folder, repo, token)
+        Repository(repo, token).push(folder)
 
 
 @pytest.mark.slow
 def test_may_push_to_what_the_token_may_write(here):
     for repo, token in ((REPO, WRITE_TOKEN), ("lab/encoder", WRITE_TOKEN), (FINE_REPO, FINE_TOKEN)):
-        check_push(repo, token)
-        check_push(repo, token)
+        Repository(repo, token).check()
+        Repository(repo, token).check()
     with refused("not allowed to write"):
-        check_push(REPO, READ_TOKEN)
+        Repository(REPO, READ_TOKEN).check()
 
 
 def test_hub_out_of_reach(here):
     here.stop()
     with refused(f"cannot push to {REPO}: ConnectError"):
-        check_push(REPO, WRITE_TOKEN)
+        Repository(REPO, WRITE_TOKEN).check()
 
 
 # ---- Faults while pushing ----
@@ -281,7 +281,7 @@ def test_hub_out_of_reach(here):
 @pytest.mark.parametrize("fault", [{"upload": 2}, {"preupload": 1}, {"cut_upload": 1}], ids=str)
 def test_passing_faults_are_overcome(here, folder, fault):
     here.fault(**fault)
-    push_folder(folder, REPO, WRITE_TOKEN)
+    Repository(REPO, WRITE_TOKEN).push(folder)
     assert pushed() == COMPLETE
     path = hf_hub_download(REPO, "model.safetensors", cache_dir=folder / ".cache", endpoint=here.url)
     assert Path(path).read_bytes() == (folder / "model.safetensors").read_bytes()
@@ -294,21 +294,21 @@ def test_lasting_fault_names_the_command_that_pushes_later(here, folder, fault):
     else:
         here.fault(**{fault: -1})
     with pytest.raises(UserError) as failure:
-        push_folder(folder, REPO, WRITE_TOKEN, private=True, revision="dev")
-    assert str(failure.value).endswith(later_command(folder, REPO, private=True, revision="dev"))
+        Repository(REPO, WRITE_TOKEN, private=True, revision="dev").push(folder)
+    assert str(failure.value).endswith(f"run: soft-trainer push {folder} {REPO} --private --revision dev")
     assert "\n" not in str(failure.value) and WRITE_TOKEN not in str(failure.value)
 
 
 def test_a_folder_that_cannot_be_pushed_is_refused_before_the_commit(here, folder, tmp_path):
     with refused("no files to push"):
-        push_folder(tmp_path / "missing", REPO, WRITE_TOKEN)
+        Repository(REPO, WRITE_TOKEN).push(tmp_path / "missing")
     (folder / "config.json").write_text(f'{{"hub_token": "{WRITE_TOKEN}"}}')
     with refused("config.json contains the Hub token"):
-        push_folder(folder, REPO, WRITE_TOKEN)
+        Repository(REPO, WRITE_TOKEN).push(folder)
     (folder / "config.json").unlink()
     (folder / "README.md").write_text("no header\n")
     with pytest.raises(UserError, match="Invalid metadata in README.md.*empty or missing yaml"):
-        push_folder(folder, REPO, WRITE_TOKEN)
+        Repository(REPO, WRITE_TOKEN).push(folder)
     assert len(here.requests("validate-yaml")) == 1 and not here.requests("/commit/")
 
 
@@ -336,7 +336,7 @@ def test_command_line_pushes_and_names_the_encoder_and_its_branch_in_its_card(he
 
 @pytest.mark.slow
 def test_command_that_the_message_names_works_in_a_new_process(hub, folder):
-    command = ["-m", "soft_trainer.cli", *later_command(folder, REPO, revision="dev").split()[1:]]
+    command = ["-m", "soft_trainer.cli", "push", folder, REPO, "--revision", "dev"]
     failed = hub.run(*command, token="hf_wrong")
     assert failed.returncode == 2 and len(failed.stderr.splitlines()) == 1
     assert "token is invalid" in failed.stderr

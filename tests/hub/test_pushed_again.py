@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import HfApi
 from server import WRITE_TOKEN
 
-from soft_trainer.hub.push import push_folder
+from soft_trainer.hub.push import Repository
 
 REPO = "ann/encoder"
 # Files of a kind: a folder has some of them or none.
@@ -58,9 +58,9 @@ def test_any_sequence_of_pushes(here, tmp_path, seed):
     of_users = files_of(REPO)
     for number in range(4):
         folder = make_folder(tmp_path / str(number), draw)
-        push_folder(folder, REPO, WRITE_TOKEN)
+        Repository(REPO, WRITE_TOKEN).push(folder)
         fresh = f"ann/fresh-{number}"
-        push_folder(folder, fresh, WRITE_TOKEN)
+        Repository(fresh, WRITE_TOKEN).push(folder)
         expected = files_of(fresh)
         found = files_of(REPO)
         assert found.keys() - expected.keys() == of_users.keys()

@@ -251,7 +251,7 @@ def test_the_folder_is_read_by_training_and_evaluation(tmp_path, capsys):
     assert sorted(os.listdir(out)) == [f"{name}.jsonl.gz" for name in names]
     assert len(load_folder(out)["train"]) == 20
     sets = load_evaluation_sets(DataArguments(language="python", eval_data_dir=str(out)), PROFILES["codebert"])
-    assert {each.name: len(each.split.queries) for each in sets} == {"out-relevance": 3, "out-test": 3}
+    assert {name: len(split.queries) for name, split in sets.items()} == {"out-relevance": 3, "out-test": 3}
 
 
 def test_bare_repositories_and_merges(tmp_path):

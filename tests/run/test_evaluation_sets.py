@@ -30,7 +30,7 @@ PLUS_FILES = ("test_agent_query.json", "test_agent_codebase.json", "test_agent_p
 
 def load(folder, codebase=None, **arguments):
     arguments = DataArguments(eval_data_dir=str(folder), **({"language": "python"} | arguments))
-    return load_evaluation_sets(arguments, EncoderProfile(), codebase)
+    return [*load_evaluation_sets(arguments, EncoderProfile(), codebase).items()]
 
 
 def written(folder, **files):
@@ -45,9 +45,8 @@ def numbered(columns, *rows):
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def graded_rows(evaluation_set):
+def graded_rows(split):
     """Returns (query, url, query index, grade) for every relevant pair."""
-    split = evaluation_set.split
     right = split.judgments.relevant.tocoo()
     return [
         (split.queries[query]["docstring"], split.corpus[code]["url"], query, grade)
@@ -73,31 +72,31 @@ def pool(rows):
 
 
 def test_cosqa_as_published(cosqa):
-    (found,) = load(cosqa)
-    assert found.name == "cosqa" and found.split.judgments.gain == "linear"
-    assert found.split.queries["docstring"][:] == [row["doc"] for row in QUERIES]
-    assert found.split.queries["docstring_tokens"][0] == ["python", "sum", "of", "a", "list"]
-    codes = found.split.corpus["code"][:]
-    right = found.split.judgments.relevant
+    ((name, found),) = load(cosqa)
+    assert name == "cosqa" and found.judgments.gain == "linear"
+    assert found.queries["docstring"][:] == [row["doc"] for row in QUERIES]
+    assert found.queries["docstring_tokens"][0] == ["python", "sum", "of", "a", "list"]
+    codes = found.corpus["code"][:]
+    right = found.judgments.relevant
     assert [[codes[code] for code in right[query].indices] for query in range(2)] == [
         ["def total(xs):\n    return sum(xs)"],
         ['def largest(xs):\n    """Find it."""\n    return max(xs)'],
     ]
     assert len(codes) == 3
-    assert found.split.corpus["code_tokens"][0][:4] == ["def", "largest(xs):", '"""Find', 'it."""']
+    assert found.corpus["code_tokens"][0][:4] == ["def", "largest(xs):", '"""Find', 'it."""']
 
 
 def test_cosqa_gzipped_and_with_both_parts(cosqa):
     for path in list(cosqa.iterdir()):
         (cosqa / f"{path.name.replace('.txt', '.json')}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-    (alone,) = load(cosqa)
-    assert (alone.name, *alone.split.judgments.relevant.shape) == ("cosqa", 2, 3)
+    ((name, alone),) = load(cosqa)
+    assert (name, *alone.judgments.relevant.shape) == ("cosqa", 2, 3)
     (cosqa / "cosqa-retrieval-test-500.json").write_text(json.dumps(QUERIES[:1]))
     (cosqa / "cosqa-retrieval-train-19604.json").write_text(json.dumps(QUERIES[:1]))
     both = load(cosqa)
-    assert [(part.name, len(part.split.queries)) for part in both] == [("cosqa-dev", 2), ("cosqa-test", 1)]
-    assert both[0].split.corpus is both[1].split.corpus
+    assert [(name, len(split.queries)) for name, split in both] == [("cosqa-dev", 2), ("cosqa-test", 1)]
+    assert both[0][1].corpus is both[1][1].corpus
 
 
 @pytest.fixture
@@ -111,8 +110,8 @@ def cosqa_plus(tmp_path):
 
 
 def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
-    (found,) = load(cosqa_plus)
-    assert found.name == "plus" and found.split.judgments.gain == "linear" and len(found.split.corpus) == 3
+    ((name, found),) = load(cosqa_plus)
+    assert name == "plus" and found.judgments.gain == "linear" and len(found.corpus) == 3
     assert graded_rows(found) == [
         ("python  sum of a list", "2", 0, 1.0),
         ("python  sum of a list", "1", 0, 1.0),
@@ -130,11 +129,11 @@ def test_cosqa_does_not_hide_cosqa_plus(cosqa, cosqa_plus):
 
 
 def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
-    expected = graded_rows(load(cosqa_plus)[0])
+    expected = graded_rows(*dict(load(cosqa_plus)).values())
     others = [cosqa_plus / "query.json", cosqa_plus / "gpt4o_augment_query_code_pairs_for_search.json"]
     for path in others:
         path.write_text("[]")
-    assert graded_rows(load(cosqa_plus)[0]) == expected
+    assert graded_rows(*dict(load(cosqa_plus)).values()) == expected
     for path in others:
         path.unlink()
     # The first published file names, gzipped, with irrelevant pairs.
@@ -142,11 +141,11 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
     for published, first in zip(PLUS_FILES, names, strict=True):
         (cosqa_plus / f"{first}.gz").write_bytes(gzip.compress((cosqa_plus / published).read_bytes()))
         (cosqa_plus / published).unlink()
-    assert graded_rows(load(cosqa_plus)[0]) == expected
+    assert graded_rows(*dict(load(cosqa_plus)).values()) == expected
 
 
 @pytest.mark.parametrize(
-    ("files", "place", "content", "words"),
+    ("files", "number", "content", "words"),
     [
         ("cosqa", 0, None, ["CoSQA also needs code_idx_map.txt"]),
         ("cosqa", 1, None, ["CoSQA also needs cosqa-retrieval-dev*.json"]),
@@ -203,9 +202,9 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("tmp_path", 1, "Language,Query,GitHubUrl\nPython,sort,somewhere\n", ["row 1", "'Relevance'"]),
     ],
 )
-def test_files_with_something_wrong(files, place, content, words, pool, request):
+def test_files_with_something_wrong(files, number, content, words, pool, request):
     folder = request.getfixturevalue(files)
-    path = folder / {"cosqa": COSQA_FILES, "cosqa_plus": PLUS_FILES, "tmp_path": JUDGED_FILES}[files][place]
+    path = folder / {"cosqa": COSQA_FILES, "cosqa_plus": PLUS_FILES, "tmp_path": JUDGED_FILES}[files][number]
     path.unlink() if content is None else path.write_text(content)
     with refused(folder, *words):
         load(folder, pool)
@@ -213,12 +212,13 @@ def test_files_with_something_wrong(files, place, content, words, pool, request)
 
 def test_rows_of_another_project_several_folders_and_a_folder_s_own_codebase(cosqa, tmp_path, data_dir, rows, pool):
     found = load(f"{cosqa}, {data_dir}/")
-    assert [evaluation_set.name for evaluation_set in found] == ["cosqa", data_dir.name]
-    assert (*found[1].split.judgments.relevant.shape, found[1].split.judgments.gain) == (4, 24, None)
+    assert [name for name, _ in found] == ["cosqa", data_dir.name]
+    judgments = found[1][1].judgments
+    assert (*judgments.relevant.shape, judgments.gain) == (4, 24, None)
     folder = judged(tmp_path, ("sort", rows[0]["url"], 1))
     (folder / "codebase.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
-    (found,) = load(folder, pool)  # the folder has a codebase, too
-    assert len(found.split.corpus) == 5
+    ((name, found),) = load(folder, pool)  # the folder has a codebase, too
+    assert len(found.corpus) == 5
 
 
 def test_judged_queries_have_the_mean_grade_of_each_code(tmp_path, rows, pool, capsys):
@@ -232,14 +232,14 @@ def test_judged_queries_have_the_mean_grade_of_each_code(tmp_path, rows, pool, c
         ("sort things", url[1], 2),
         ("write it", "elsewhere", 3),
     )
-    (found,) = load(folder, pool)
-    assert found.split.judgments.gain == "linear" and found.name == "judged" and found.split.corpus is pool
+    ((name, found),) = load(folder, pool)
+    assert found.judgments.gain == "linear" and name == "judged" and found.corpus is pool
     assert graded_rows(found) == [
         ("sort things", url[0], 0, 3.0),
         ("sort things", url[1], 0, 1.5),
         ("write it", url[2], 1, 2.0),
     ]
-    assert not found.split.judgments.relevant.shape[0] > 2 and found.split.judgments.negatives is None
+    assert not found.judgments.relevant.shape[0] > 2 and found.judgments.negatives is None
     said = capsys.readouterr().err
     assert "ignored 1 judged functions" in said and "1 of 3 queries" in said
     assert "judged: 2 queries (relevance) and 24 functions" in said
@@ -254,10 +254,10 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
         f"Python,sort a list,{url[3]},1,\n"
         f"Go,sort a list,{url[2]},3,\n"
     )
-    (found,) = load(tmp_path, pool)
+    ((name, found),) = load(tmp_path, pool)
     assert graded_rows(found) == [("sort a list", url[0], 0, 2.5), ("sort a list", url[3], 0, 1.0)]
-    assert found.split.judgments.gain == "exponential"
-    (both,) = load(tmp_path, pool, language="go,python")
+    assert found.judgments.gain == "exponential"
+    ((_, both),) = load(tmp_path, pool, language="go,python")
     assert [number for _, _, number, _ in graded_rows(both)] == [0, 0, 1]
     with pytest.raises(UserError, match="none of 0 queries .* the run's language"):
         load(tmp_path, pool, language="ruby")
@@ -343,16 +343,16 @@ def test_splits_with_columns_of_their_own_are_read_as_data_dir_reads_them(names,
         f"{split}.jsonl": [(f"{split} {n}", f"def {split}{n}()") for n in range(3)] for split in ("train", "test")
     }
     files = {name: lines_of(*numbered(names, *rows)) for name, rows in splits.items()}
-    (found,) = load(written(tmp_path / "rows", **files), **options)
-    assert found.name == "rows" and found.split.queries["docstring"][:] == ["test 0", "test 1", "test 2"]
-    assert len(found.split.corpus) == 3
+    ((name, found),) = load(written(tmp_path / "rows", **files), **options)
+    assert name == "rows" and found.queries["docstring"][:] == ["test 0", "test 1", "test 2"]
+    assert len(found.corpus) == 3
 
 
 def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(data_dir, rows, tmp_path):
     lines = {split: (data_dir / f"{split}.jsonl").read_text() for split in ("train", "valid", "test")}
-    (found,) = load(written(tmp_path / "rows", **{f"{split}.jsonl": text for split, text in lines.items()}))
+    ((name, found),) = load(written(tmp_path / "rows", **{f"{split}.jsonl": text for split, text in lines.items()}))
     urls = [json.loads(line)["url"] for split in ("valid", "test") for line in lines[split].splitlines()]
-    assert len(found.split.queries) == 4 and found.split.corpus["url"][:] == urls
+    assert len(found.queries) == 4 and found.corpus["url"][:] == urls
     queries = lines_of(*({"docstring": row["docstring"], "url": row["url"]} for row in rows))
     with refused("test.jsonl: these queries have no corpus to rank"):
         load(written(tmp_path / "queries", **{"test.jsonl": queries}))
@@ -360,5 +360,5 @@ def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(
 
 def test_half_of_a_pair_of_code_units_is_replaced(cosqa):
     (cosqa / COSQA_FILES[1]).write_text(json.dumps([QUERIES[0] | {"doc": "cut \ud83d"}]))
-    (found,) = load(cosqa)
-    assert found.split.queries["docstring"][:] == ["cut ?"]
+    ((name, found),) = load(cosqa)
+    assert found.queries["docstring"][:] == ["cut ?"]

@@ -10,8 +10,10 @@ import torch
 from datasets import Dataset
 
 from soft_trainer.data.split import Split
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import save_ranks
+from soft_trainer.evaluation.retrieval import RetrievalOutput
 
 POOL = 60
 
@@ -24,11 +26,12 @@ def _write_ranks(path: Path, ranks, pool: int = POOL, other: int = 0) -> None:
     names = [*range(pool - other), *(f"other{row}" for row in range(other))]
     codes = {"url": [f"u{name}" for name in names], "code": [f"def f{name}():\n  pass" for name in names]}
     queries = {"url": codes["url"][: len(ranks)], "docstring": [f"query {row}" for row in range(len(ranks))]}
-    top = [[row if place == rank else (row + place) % pool for place in (1, 2, 3)] for row, rank in enumerate(ranks)]
-    ranking = Ranking(torch.tensor(np.array(ranks)), torch.tensor(top), torch.ones(len(ranks), 3))
+    row, position = np.arange(len(ranks))[:, None], np.arange(1, 4)
+    top = np.where(position == np.array(ranks)[:, None], row, (row + position) % pool)
+    ranking = Ranking(torch.tensor(np.array(ranks)), torch.from_numpy(top), torch.ones(len(ranks), 3))
     path.parent.mkdir(parents=True, exist_ok=True)
     split = Split.from_urls(Dataset.from_dict(queries), Dataset.from_dict(codes))
-    save_ranks(path, split, ranking, ("docstring",), ("code",))
+    save_ranks(path, split, RetrievalOutput(ranking, {}), EncoderProfile())
 
 
 def _write_run(

@@ -7,10 +7,13 @@ import torch
 from refusals import refused
 
 from soft_trainer.data.split import Split
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import save_ranks
+from soft_trainer.evaluation.retrieval import RetrievalOutput
 from soft_trainer.files import LISTED, RECORD_FORMAT, write_json
-from soft_trainer.hub.push import stage, written_files
+from soft_trainer.fingerprints import written_files
+from soft_trainer.hub.push import Repository
 from soft_trainer.studies.compare import ranks_of
 from soft_trainer.studies.report import ReportedRun, compare_with
 
@@ -25,6 +28,8 @@ BESIDE_RANKS = {
     "log.txt": False,
     "trainer_state.json": False,
 }
+TOPS = torch.zeros(24, 3, dtype=torch.long)
+RANKED = RetrievalOutput(Ranking(torch.ones(24, dtype=torch.long), TOPS, torch.ones(24, 3)), {})
 
 
 @pytest.fixture
@@ -35,11 +40,10 @@ def ranked(encoder_dir, dataset, tmp_path):
     (folder / "README.md").write_text("# Card\n")
     (folder / "trainer_state.json").write_text("{}")
     split = Split.from_pairs(dataset)
-    ranking = Ranking(torch.ones(24, dtype=torch.long), torch.zeros(24, 3, dtype=torch.long), torch.ones(24, 3))
     for system in ("trained", "lexical"):
         encoder = folder if system == "trained" else None
         path = folder / f"ranks-test-{system}.parquet"
-        save_ranks(path, split, ranking, ("docstring",), ("code",), encoder=encoder)
+        save_ranks(path, split, RANKED, EncoderProfile(), encoder)
     write_json(folder / "run.json", {"format": RECORD_FORMAT, LISTED: written_files(folder)})
     return folder
 
@@ -50,7 +54,7 @@ def test_ranks_of_another_encoder_are_refused_and_a_push_names_it(file, ranked, 
     with (ranked / file).open("a") as written:
         written.write(" ")
     ranks_of(ranked, "test", "lexical")
-    stage(ranked, ranked, "ann/encoder", "hf_token").cleanup()
+    Repository("ann/encoder", "hf_token").stage(ranked, ranked).cleanup()
     assert ("changed since the run" in caplog.text and file in caplog.text) == BESIDE_RANKS[file]
     if BESIDE_RANKS[file]:
         with refused(f"the encoder in {ranked} has changed since these ranks were computed; evaluate again"):
@@ -76,9 +80,8 @@ def test_a_report_names_ranks_of_another_encoder(ranked, tmp_path):
 def test_ranks_outlive_their_encoder_and_name_one_elsewhere(ranked, dataset, tmp_path, capsys):
     measured = tmp_path / "measured"
     measured.mkdir()
-    ranking = Ranking(torch.ones(24, dtype=torch.long), torch.zeros(24, 3, dtype=torch.long), torch.ones(24, 3))
     path = measured / "ranks-test-untrained.parquet"
-    save_ranks(path, Split.from_pairs(dataset), ranking, ("docstring",), ("code",), encoder=ranked)
+    save_ranks(path, Split.from_pairs(dataset), RANKED, EncoderProfile(), ranked)
     ranks_of(measured, "test", "untrained")
     assert capsys.readouterr().err == ""
     (ranked / "model.safetensors").write_text("of another training")

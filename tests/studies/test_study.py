@@ -1,6 +1,7 @@
 """A study starts runs with several seeds."""
 
 import os
+import re
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from refusals import refused
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.files import LISTED, write_json
 from soft_trainer.options.recipes import RECIPES, read_recipe
-from soft_trainer.studies.study import _command, _mrr, check_options, read_study
+from soft_trainer.studies.study import check_options, read_study
 from soft_trainer.training.output_folder import lock, lock_file
 
 STUDIES = [path for path in sorted(RECIPES.rglob("*.yaml")) if "runs" in read_recipe(path)]
@@ -79,9 +80,13 @@ def test_the_name_of_a_run_may_be_a_number(study_file, tmp_path):
     assert run.name == "0.5/1"
 
 
-def test_a_launcher_that_is_no_command_line_is_refused(study_file, tmp_path):
-    with refused("launcher=", "No closing quotation"):
-        _command(read_study(study_file(launcher="python 'a")), tmp_path, overwrite=False)
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [("python 'a", "No closing quotation"), ("no_launcher --x", "command no_launcher not found")],
+)
+def test_a_launcher_that_is_no_command_line_is_refused(study_file, launcher, words):
+    with refused("launcher=", words):
+        run_command(["study", "--config", str(study_file(launcher=launcher))])
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.relative_to(RECIPES).as_posix())
@@ -102,19 +107,24 @@ def test_a_run_replaces_the_language_in_its_rows_itself(study_file):
     assert {run.options["data_dir"] for run in study.runs} == {"rows/{language}"}
 
 
-def test_the_mrr_of_several_tests_is_their_mean(tmp_path):
+@pytest.mark.slow
+def test_the_mrr_of_several_tests_is_their_mean(study_file, capsys):
     results = {
         "test-a": {"trained": {"mrr": 0.5}},
         "test-b": {"trained": {"mrr": 0.7}},
         "valid-a": {"trained": {"mrr": 1}},
     }
-    write_json(tmp_path / "run.json", {"results": results})
-    assert _mrr(tmp_path) == pytest.approx(0.6)
+    study = study_file(seeds=[1], launcher="true")  # a command that does nothing
+    for run in read_study(study).runs:
+        run.folder.mkdir(parents=True)
+        write_json(run.folder / "run.json", {"results": results})
+    assert run_command(["study", "--config", str(study)]) == 0
+    assert re.search(r"\| infonce/1 +\| done +\| +0\.600 \|", capsys.readouterr().err)
 
 
 def test_a_run_that_another_process_has_open_is_skipped(study_file, capsys):
     study = read_study(study_file())
-    folder = study.folder(study.runs[0])
+    folder = study.runs[0].folder
     folder.mkdir(parents=True)
     held = lock(folder)
     words = ["study", "--config", str(study_file(seeds=[1])), "--only", "infonce"]
@@ -130,8 +140,8 @@ def test_a_run_that_another_process_has_open_is_skipped(study_file, capsys):
 
 def test_the_plan_and_a_choice_of_runs(study_file, capsys):
     study = read_study(study_file())
-    study.folder(study.runs[0]).mkdir(parents=True)
-    write_json(study.folder(study.runs[0]) / "run.json", {LISTED: {}})
+    study.runs[0].folder.mkdir(parents=True)
+    write_json(study.runs[0].folder / "run.json", {LISTED: {}})
     assert run_command(["study", "--config", str(study_file()), "--only", "infonce", "--dry_run"]) == 0
     printed = capsys.readouterr().out
     assert "| infonce/1 | finished" in printed
@@ -147,7 +157,17 @@ def test_the_plan_and_a_choice_of_runs(study_file, capsys):
 
 
 @pytest.mark.slow
-def test_a_study_runs_resumes_and_skips(data_dir, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("words", "says"), [([], "command to continue"), (["--redo"], "command without --redo to continue")]
+)
+def test_ctrl_c_ends_a_study_with_the_way_to_continue(study_file, capsys, words, says):
+    study = study_file(launcher="sh -c 'kill -INT $PPID'")
+    assert run_command(["study", "--config", str(study), *words]) == 130
+    assert f"stopped; run the same {says}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_study_runs_skips_and_repeats(data_dir, tmp_path, capsys):
     tiny = {"from_scratch": "32x1", "vocabulary_size": 400, "max_steps": 2, "per_device_train_batch_size": 5}
     tiny |= {"use_cpu": True, "language": "python", "data_dir": str(data_dir), "examples": 0, "lexical": False}
     tiny["bf16"] = False  # the study starts new processes, which see what the processor computes in
@@ -165,13 +185,6 @@ def test_a_study_runs_resumes_and_skips(data_dir, tmp_path, capsys):
     before = (cell / "model.safetensors").read_bytes()
     assert run_command([*words, "--only", "infonce"]) == 0
     assert "already done" in (cell / "log.txt").read_text()
-    (cell / "run.json").unlink()  # as if it had been stopped after its last checkpoint
-    assert run_command([*words, "--only", "infonce"]) == 0
-    assert "Continuing from" in (cell / "log.txt").read_text()
-    capsys.readouterr()
-    changed = [*words, "--only", "infonce", "--set", "learning_rate=0.5"]
-    assert run_command(changed) == 1
-    assert "learning_rate was 0.001, is now 0.5" in "".join(capsys.readouterr())
     assert (cell / "model.safetensors").read_bytes() == before
-    assert run_command([*changed, "--redo"]) == 0
+    assert run_command([*words, "--only", "infonce", "--set", "learning_rate=0.5", "--redo"]) == 0
     assert (cell / "model.safetensors").read_bytes() != before

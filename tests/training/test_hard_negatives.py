@@ -13,6 +13,7 @@ from trainings import OWN, SameLength, batches_of, bm25, fitted, initial
 from soft_trainer import BM25Estimator, losses
 from soft_trainer.encoders.encoding import encode, pad
 from soft_trainer.errors import UserError
+from soft_trainer.training.record import setup_table
 from soft_trainer.training.sampler import GlobalRows
 
 
@@ -125,7 +126,7 @@ def test_other_strategies_leave_code_only_rows_alone(make_trainer, rows):
 def test_named_negatives_are_used_by_default_and_the_table_says_how_many(make_trainer, rows, own):
     column = with_column(rows[:8], [[f"def further(x): return {n}" for n in range(6)]] * 8)
     trainer = make_trainer(BM25Estimator(), column, collator=dict if own else None)
-    assert trainer.setup_table()["negatives_per_query"] == (0 if own else 4)
+    assert setup_table(trainer)["negatives_per_query"] == (0 if own else 4)
     if own:  # a custom collator reads only pairs
         assert fitted(trainer).ongoing.prepared.negatives is None
         return
@@ -133,7 +134,7 @@ def test_named_negatives_are_used_by_default_and_the_table_says_how_many(make_tr
     assert batch.targets.negatives[:, 8:].sum(1).tolist() == [4] * 8
     trainer = make_trainer(BM25Estimator(), column, negatives_per_query=0)
     [batch] = batches_of(trainer)
-    assert len(batch.code_rows) == 8 and trainer.setup_table()["negatives_per_query"] == 0
+    assert len(batch.code_rows) == 8 and setup_table(trainer)["negatives_per_query"] == 0
 
 
 def test_a_negative_without_a_query_counts_as_the_least_similar_code(make_trainer, rows):

@@ -8,6 +8,7 @@ from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.fingerprints import file_fingerprint
+from soft_trainer.training.reporting import results_text
 
 
 @pytest.mark.slow
@@ -21,14 +22,7 @@ def test_a_training_in_python_ends_with_the_table_of_the_shell(trainer_of, datas
     assert found["untrained"]["mrr"] == before
     assert found["trained"]["mrr"] == trainer.predict(dataset).metrics["test_mrr"] != before
     assert {"mrr_change", "mrr_change_margin"} <= found["trained"].keys()
-    assert trainer.report.table() in shown and "| BM25 " in shown
-    margin = found["trained"]["mrr_change_margin"]
-    found["trained"]["mrr_change"] = margin / 2
-    assert trainer.report.table().endswith(
-        f"\neval: {len(dataset)} queries are too few to show a change below {margin:.3f}"
-    )
-    found["trained"]["mrr_change"] = margin * 2
-    assert "too few" not in trainer.report.table()
+    assert results_text(trainer.report.results) in shown and "| BM25 " in shown
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from soft_trainer.estimators import frozen_encoder
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.training.output_folder import mark_complete
 from soft_trainer.training.preflight import DYNAMIC, complete_launch, pads
+from soft_trainer.training.record import setup_table
 
 PROMPTS = {"query_prefix": "find: ", "code_prefix": "code: ", "include_prompt": False}
 # What differs from the usual training -> changes of the profile, and training arguments.
@@ -136,7 +137,7 @@ def test_packing_may_change_after_the_constructor(make, before, after):
 def test_the_table_of_settings_says_how_forward_passes_run(make):
     rows = {}
     for packing in ("auto", "true", True, "false", False):
-        rows[packing] = make("mean", packing=packing).setup_table()["forward passes"]
+        rows[packing] = setup_table(make("mean", packing=packing))["forward passes"]
     padded = "padded (packing=false)"
     assert rows == {"auto": "packed", "true": "packed", True: "packed", "false": padded, False: padded}
 
@@ -201,7 +202,7 @@ def test_describing_an_encoder_that_fsdp_has_wrapped_waits_for_no_process(make, 
     monkeypatch.setattr(distributed, "from_main", lambda value: pytest.fail("only the main process is here"))
     trainer.model = torch.nn.Sequential()
     trainer.model.module = trainer._passes_of[0]
-    assert trainer.setup_table()["forward passes"] == "packed"
+    assert setup_table(trainer)["forward passes"] == "packed"
 
 
 def test_a_checkpoint_in_float32_is_not_resumed_in_bf16(make, tmp_path):

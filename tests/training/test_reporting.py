@@ -44,6 +44,28 @@ def test_lines_come_at_most_every_ten_seconds_and_show_the_loss(trainer_of, monk
     assert [line.split(":")[0] for line in lines if "eval_mrr" in line] == ["step 4 of 8", "step 8 of 8"]
 
 
+METRICS = {"mrr": 0.5, "recall@1": 0.4, "recall@5": 0.6, "recall@10": 0.7, "pool_size": 10}
+
+
+@pytest.mark.parametrize(
+    ("queries", "change", "margin", "line"),
+    [
+        (120, 0.017, 0.0312, "120 queries are too few to show a change below 0.031"),
+        (120, -0.04, 0.0312, None),
+        (120, 0.0002, 0.0009, None),  # hardly a rank has changed
+        (1200, 0.0002, 0.001, "1,200 queries are too few to show a change below 0.001"),
+        (1, None, None, "one query is too few to show any change"),
+    ],
+)
+def test_a_line_below_the_table_names_a_set_that_is_too_small(queries, change, margin, line):
+    trained = METRICS | {"queries": queries}
+    if change is not None:
+        trained |= {"mrr_change": change, "mrr_change_margin": margin}
+    text = reporting.results_text({"own": {"untrained": METRICS, "trained": trained}})
+    below = [each for each in text.splitlines() if not each.startswith("|")]
+    assert below == ([f"own: {line}"] if line else [])
+
+
 def test_several_processes_show_the_loss_that_all_of_them_logged(monkeypatch, capsys):
     monkeypatch.setattr(reporting, "time", Clock())
     lines, state = reporting.ProgressLines(), TrainerState(max_steps=9)

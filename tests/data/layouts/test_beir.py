@@ -65,10 +65,10 @@ def test_the_judgments_of_each_file_are_a_split(folder, capsys):
 
 def test_a_folder_is_an_evaluation_set(folder):
     arguments = DataArguments(eval_data_dir=str(folder))
-    (one,) = load_evaluation_sets(arguments, EncoderProfile())
-    assert one.name == "beir" and one.split.judgments.relevant.nnz == 3
+    ((name, one),) = load_evaluation_sets(arguments, EncoderProfile()).items()
+    assert name == "beir" and one.judgments.relevant.nnz == 3
     (folder / "qrels" / "dev.tsv").write_text("q0\tc1\t1\n")
-    assert [each.name for each in load_evaluation_sets(arguments, EncoderProfile())] == ["beir-dev", "beir-test"]
+    assert [*load_evaluation_sets(arguments, EncoderProfile())] == ["beir-dev", "beir-test"]
     for name in ("dev", "test"):
         (folder / "qrels" / f"{name}.tsv").unlink()
     with refused("judgments only for train,"):

@@ -205,8 +205,8 @@ def read(tmp_path, monkeypatch):
         if layout in FILES:
             write_files(FILES[layout](splits), packed, plain)
         if layout == "annotations":
-            (found,) = load_evaluation_sets(DataArguments(eval_data_dir=str(tmp_path)), EncoderProfile())
-            return {"test": found.split}
+            (split,) = load_evaluation_sets(DataArguments(eval_data_dir=str(tmp_path)), EncoderProfile()).values()
+            return {"test": split}
         if layout == "frame":
             return load_rows(pd.DataFrame(named([row for rows in splits.values() for row in rows])))
         columns = named(splits["train"])[0]

@@ -13,19 +13,17 @@ The record is a dict that can be written as JSON:
     chosen_on       the splits on which evaluations chose the weights
     statistics      the result of `data.statistics.data_statistics`
     samples         the first training pairs, (query, code)
-    environment     a table {name: version}, the result of `environment()`
+    environment     a table {name: version}, the result of `fingerprints.environment`
 
 The card omits settings that are None and empty sections. The encoder's profile is read from the encoder's folder.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
-import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,25 +47,14 @@ from soft_trainer.files import (
     read_json,
     write_text,
 )
-from soft_trainer.hub.push import load_arguments
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.option_spec import option_specs
 from soft_trainer.terminal import table
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("soft_trainer", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "huggingface_hub")
 _METRIC_NAMES = {"mrr": "MRR"} | {f"recall@{k}": f"Recall@{k}" for k in (1, 5, 10)} | GRADED
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
-
-
-def environment() -> dict[str, str]:
-    """Returns the versions of Python and of installed packages that may affect results."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
 
 
 def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
@@ -94,82 +81,73 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     results = record["results"]
     profile = EncoderProfile.load(folder / PROFILE_FILE)
     name = record["model_id"] or str(folder)
+    title = name.rsplit("/", 1)[-1]
+    tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
     adapter = None
     if (folder / ADAPTER_CONFIG).is_file():
         adapter = "adapter"
+        tags += ["peft", "lora"]
     elif (folder / MERGED_ADAPTER / ADAPTER_CONFIG).is_file():
         adapter = "merged"
-    base = None
-    if record["base_model"]:
-        base = _shown_name(record["base_model"])
+        tags.append("lora")
+    if profile.matryoshka_dims:
+        tags.append("matryoshka")
+    # Local folders are not in the header, because the Hub turns names into links.
+    on_hub = {}
+    if base := _hub_name(record["base_model"]):
+        on_hub = {"base_model": base, "base_model_relation": "adapter" if adapter == "adapter" else "finetune"}
+    if dataset := _hub_name(record["dataset"]):
+        on_hub["datasets"] = [dataset]
+    header = ModelCardData(
+        license=record.get("license"),
+        library_name="sentence-transformers",
+        pipeline_tag="sentence-similarity",
+        language=["code"],
+        tags=[*tags, *record["languages"]],
+        model_name=title,
+        eval_results=_eval_results(record) or None,
+        **on_hub,
+    )
     encoder_name, encoder_revision = base_of(folder)  # an adapter's base, or the folder
     path = repository_file(encoder_name, "config.json", encoder_revision)
     config = read_json(path) if path else {}
-    samples = table(("query", "code"), _cells(record.get("samples") or []), text=("query", "code"))
     with_code = "auto_map" in config
+    settings = []
+    for label, value in {**record["loss"], **record["training"]}.items():
+        if value is not None:
+            settings.append((label, f"{value:g}" if isinstance(value, float) else str(value)))
+    statistics = record["statistics"] or {}
     return ModelCard.from_template(
-        card_data(record, name, adapter, bool(profile.matryoshka_dims)),
+        header,
         template_path=str(_TEMPLATE),
         record=record,
         profile=profile,
         no_length=NO_LENGTH,
         adapter=adapter,
-        title=name.rsplit("/", 1)[-1],
-        base=base,
+        title=title,
+        base=record["base_model"] and _shown_name(record["base_model"]),
         unmerged=UNMERGED,
         shown_name=_shown_name,
-        load_arguments=load_arguments(str(folder)) + ", trust_remote_code=True" * with_code,
+        load_arguments=f'"{folder}"' + ", trust_remote_code=True" * with_code,
         with_code=with_code,
         encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
         model_arguments=read_json(folder / "sentence_bert_config.json").get("model_args", {}),
         query_prefix=json.dumps(profile.query_prefix),
         code_prefix=json.dumps(profile.code_prefix),
         results=metrics_table(results, chosen_on=record.get("chosen_on", ())) if any(results.values()) else None,
-        settings=_settings_table({**record["loss"], **record["training"]}),
-        samples=samples if record.get("samples") else None,
-        pairs=record["statistics"].get("train", {}).get("rows") if record["statistics"] else None,
+        settings=_text_table(("setting", "value"), settings),
+        samples=_text_table(("query", "code"), record.get("samples") or []),
+        pairs=statistics.get("train", {}).get("rows"),
         picture=TRAINING_PICTURE if (folder / TRAINING_PICTURE).is_file() else None,
         static=config.get("model_type") == "xlnet" and config.get("n_layer") == 0,
-        statistics=statistics_table(record["statistics"], complete=False) if record["statistics"] else None,
+        statistics=statistics and statistics_table(statistics, complete=False),
     )
 
 
-def _settings_table(settings: Mapping[str, object]) -> str:
-    """Returns a Markdown table of the settings that are not None."""
-    shown = []
-    for name, value in settings.items():
-        if value is not None:
-            shown.append((name, f"{value:g}" if isinstance(value, float) else str(value)))
-    return table(("setting", "value"), _cells(shown), text=("setting", "value"))
-
-
-def _cells(rows: Iterable[Sequence[str]]) -> list[list[str]]:
-    """Escapes `|` and `<` in the cells of a table, because Markdown would interpret them."""
-    return [[cell.replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows]
-
-
-def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
-    """Returns the card's YAML header. Local folders are not listed, because the Hub turns names into links."""
-    tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
-    tags += {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter]
-    if matryoshka:
-        tags.append("matryoshka")
-    settings = {}
-    if base := _hub_name(record["base_model"]):
-        settings["base_model"] = base
-        settings["base_model_relation"] = "adapter" if adapter == "adapter" else "finetune"
-    if dataset := _hub_name(record["dataset"]):
-        settings["datasets"] = [dataset]
-    return ModelCardData(
-        license=record.get("license"),
-        library_name="sentence-transformers",
-        pipeline_tag="sentence-similarity",
-        language=["code"],
-        tags=[*tags, *record["languages"]],
-        model_name=name.rsplit("/", 1)[-1],
-        eval_results=_eval_results(record) or None,
-        **settings,
-    )
+def _text_table(headers: tuple[str, str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table of text, or "" without rows. Markdown would interpret `|` and `<` in cells."""
+    cells = [[cell.replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows]
+    return table(headers, cells, text=headers) if rows else ""
 
 
 def license_of(encoder: str | None) -> str | None:
