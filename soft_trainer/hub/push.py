@@ -129,8 +129,8 @@ class Repository:
         adapter's base is shortened to its last part. The snippets in the pushed card load the encoder from the
         repository. After a successful push, the card in the folder is updated to match.
 
-        Files from an earlier push that this one lacks are deleted: an encoder's files, such as results or a vocabulary,
-        and splits. The client retries the requests of an upload, but not the commit.
+        From an earlier push, splits and an encoder's files that this push lacks are deleted, such as results or a
+        vocabulary. The client retries the requests of an upload, but not the commit.
 
         Returns:
             The URL of the commit.
