@@ -533,8 +533,7 @@ class CodeIndex:
         """Returns the indexed files with one of `store.TRAITS`, such as "garbled"."""
         with self._turn():
             segments = store.Segments(self.database)
-            flags = segments.traits[:, store.TRAITS.index(trait)]
-            return list(compress(segments.paths(), flags))
+            return list(compress(segments.paths(), segments.traits[trait]))
 
     def _counts(self) -> tuple[int, int]:
         """Returns the numbers of files and chunks."""

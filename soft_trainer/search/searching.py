@@ -26,7 +26,7 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
-from soft_trainer.search.index.store import TRAITS, joined_segments, storable
+from soft_trainer.search.index.store import joined_segments, storable
 from soft_trainer.search.index.words import WORD, composed, source_words, terms
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.messages import message_words, words_raised
@@ -283,8 +283,7 @@ class _View:
                 raise UserError(f"language={language!r}: no such files; the index has {', '.join(sorted(known))}")
         kept = np.concatenate([part.snapshot.allowed(path, languages, name, part.label) for part in self.parts])
         if tests:
-            is_test = self.segments.traits[self.segments.owners, TRAITS.index("test")] > 0
-            kept &= is_test == (tests == "only")
+            kept &= self.segments.traits["test"][self.segments.owners] == (tests == "only")
         return kept
 
     def similarity_to_query(self, query: str) -> np.ndarray | None:
@@ -393,7 +392,7 @@ class _View:
         for chunk in sorted(chunks):
             part = self._part_of(chunk)
             if size := words_raised(message, part.snapshot.result(chunk - part.chunks.start), part.index.text_of):
-                if self.segments.traits[self.segments.owners[chunk], TRAITS.index("test")]:
+                if self.segments.traits["test"][self.segments.owners[chunk]]:
                     size *= test_factor
                 scores[chunk] = ranking.EXACT_MEMBER + size
         return scores

@@ -63,7 +63,14 @@ CREATE TABLE memory (numbers BLOB, lengths BLOB);
 CREATE TABLE commit_postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB,
                               PRIMARY KEY (term, segment)) WITHOUT ROWID;
 """
-_ARRAYS = {"lengths": "<u2", "owners": "<i4", "kinds": "u1", "digests": "<i8", "languages": "<u2", "traits": "u1"}
+_ARRAYS = {
+    "lengths": "<u2",
+    "owners": "<i4",
+    "kinds": "u1",
+    "digests": "<i8",
+    "languages": "<u2",
+    "traits": [(name, "u1") for name in TRAITS],
+}
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -434,7 +441,7 @@ def compact(database: sqlite3.Connection) -> None:
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:
     """Stores the arrays for ranking, in the order of `_ARRAYS`."""
-    blobs = [np.asarray(array).astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
+    blobs = [np.array(array, kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
     database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", (number, *blobs))
 
 
@@ -448,7 +455,8 @@ class Segments:
         ids: each file's id in the database.
         lengths, owners, kinds: each chunk's number of terms, file and kind.
         digests: the digest of each chunk's text, which identifies its embedding.
-        languages, traits: each file's language and traits.
+        languages: each file's language.
+        traits: each file's `TRAITS`, by name.
         firsts: each file's first chunk, followed by the number of chunks.
 
     Args:
@@ -460,8 +468,7 @@ class Segments:
         self.prefix = prefix
         self.ids = np.array(files_below(database, prefix), np.int64)
         columns = map(self._column, _ARRAYS)
-        self.lengths, self.owners, self.kinds, self.digests, self.languages, traits = columns
-        self.traits = traits.reshape(-1, len(TRAITS))
+        self.lengths, self.owners, self.kinds, self.digests, self.languages, self.traits = columns
         stored_files = len(self.languages)
         self.firsts = np.searchsorted(self.owners, np.arange(stored_files + 1))
         self._numbers = None  # each stored chunk's number here, or -1; None if they are the same

@@ -173,7 +173,7 @@ def _write_segment(
     number = store.count_segments(database)
     joined = partial(store.joined_arrays, batches)
     store.insert_postings(database, number, vocabulary, joined("term"), joined("chunk"), joined("count"))
-    traits = np.array(list(chain.from_iterable(batch.traits for batch in batches))).reshape(-1, len(store.TRAITS))
+    traits = list(chain.from_iterable(batch.traits for batch in batches))
     store.insert_segment(
         database, number, joined("lengths"), owners, joined("kinds"), joined("digests"), languages, traits
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from soft_trainer.search.index.chunks import CLASS, LINES
 from soft_trainer.search.index.parsing import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
-from soft_trainer.search.index.store import TRAITS, Segments
+from soft_trainer.search.index.store import Segments
 from soft_trainer.search.index.words import STOP_WORDS, WORD, is_unspaced, stem, terms, whole
 from soft_trainer.source.names import identifier_words
 
@@ -183,7 +183,7 @@ def score(
         chunk_defined[chunks] = np.maximum(chunk_defined[chunks], share)
     asked = total or 1.0
     best = np.maximum.reduceat(text, segments.firsts[:-1])
-    parts = np.maximum(segments.traits[:, TRAITS.index("name_parts")], 1)
+    parts = np.maximum(segments.traits["name_parts"], 1)
     files = (
         best / _largest(best)
         + FILE_TEXT * file_text / _largest(file_text)
@@ -313,12 +313,12 @@ def _discounts(segments: Segments, candidates: np.ndarray, test_factor: float) -
     Args:
         test_factor: the factor for files with tests.
     """
-    depth = segments.traits[:, TRAITS.index("depth")].astype(np.float32)
+    depth = segments.traits["depth"].astype(np.float32)
     if candidates.any():
         depth = np.maximum(depth - depth[candidates].min(), 0)
-    kind = 1 + (test_factor - 1) * segments.traits[:, TRAITS.index("test")]
+    kind = 1 + (test_factor - 1) * segments.traits["test"]
     for trait, discount in DISCOUNTS.items():
-        kind *= 1 - discount * segments.traits[:, TRAITS.index(trait)]
+        kind *= 1 - discount * segments.traits[trait]
     return kind / (1 + DEPTH_DISCOUNT * depth)
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soft_trainer.search.index.store import TRAITS, Segments
+from soft_trainer.search.index.store import Segments
 from soft_trainer.search.index.words import WORD
 from soft_trainer.search.ranking.ranking import DISCOUNTS, Query, Scores, ordering, parse_query
 
@@ -105,8 +105,8 @@ def fuse(
     order = [file for file in named if total[file] > 0]
     total[order] += 1 / (NEAR + 1 + np.arange(len(order)))
     # The discounts in each ranking hardly count after the fusion, which looks only at ranks.
-    total *= 1 + (queries[0].test_factor - 1) * segments.traits[:, TRAITS.index("test")]
-    total *= 1 - DISCOUNTS["text"] * segments.traits[:, TRAITS.index("text")]
+    total *= 1 + (queries[0].test_factor - 1) * segments.traits["test"]
+    total *= 1 - DISCOUNTS["text"] * segments.traits["text"]
     return Scores(total, _shares_of_best(shares, segments), any(one.matched for one in scores), scores[-1].containing)
 
 
