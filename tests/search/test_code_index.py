@@ -506,6 +506,6 @@ def test_postings_are_packed_in_as_few_bytes_as_they_need():
     term = np.repeat([0, 1, 2, 3], [1, 3, 3, 2]).astype(np.int32)
     chunk = np.array(sum(expected.values(), []), np.int32)
     store.insert_postings(database, 0, list(expected), term, chunk, np.arange(1, 10, dtype=np.uint8))
-    rows = database.execute("SELECT term, width, chunks FROM postings").fetchall()
-    assert {name: store.unpack(width, blob).tolist() for name, width, blob in rows} == expected
-    assert {name: width for name, width, _ in rows} == {"a": 1, "b": 1, "c": 4, "d": 2}
+    rows = database.execute("SELECT term, width, chunks, counts FROM postings").fetchall()
+    assert {name: store.decode_postings([row])[0].tolist() for name, *row in rows} == expected
+    assert {name: width for name, width, *_ in rows} == {"a": 1, "b": 1, "c": 4, "d": 2}

@@ -108,8 +108,8 @@ class CommitMemory:
         name, date, subject = self.database.execute(query, (number,)).fetchone()
         return Commit(name[:10], time.strftime("%Y-%m-%d", time.gmtime(date)), subject)
 
-    def _scores(self, query: Query, before: int | None) -> tuple[np.ndarray, float]:
-        """Scores each commit's subject against the query with BM25. Returns float32[commits].
+    def _scores(self, asked: Query, before: int | None) -> tuple[np.ndarray, float]:
+        """Scores each commit's subject against a query with BM25. Returns float32[commits].
 
         Also returns the score of a typical subject that contains the whole query.
         """
@@ -117,23 +117,17 @@ class CommitMemory:
         scores = np.zeros(count, np.float32)
         perfect = 0.0
         norm = length_norm(self.lengths[:count])
-        for term, weight in query.terms.items():
+        for term, weight in asked.terms.items():
             if weight < 1:  # neighbouring words joined into one term
                 continue
-            commits, counts = self._postings(term)
+            query = "SELECT width, chunks, counts FROM commit_postings WHERE term = ?"
+            commits, counts = store.decode_postings(self.database.execute(query, (term,)))
             near = np.searchsorted(commits, count)
             commits = commits[:near]
             rarity = inverse_frequency(len(commits), count)
-            scores[commits] += rarity * saturated(counts[:near], norm[commits])
+            scores[commits] += rarity * saturated(counts[:near].astype(np.float32), norm[commits])
             perfect += rarity
         return scores, perfect
-
-    def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the positions of the commits whose subject contains a term, and the term's count in each subject."""
-        query = "SELECT width, chunks, counts FROM commit_postings WHERE term = ?"
-        for width, commits, counts in self.database.execute(query, (term,)):
-            return store.unpack(width, commits), np.frombuffer(counts, np.uint8).astype(np.float32)
-        return np.zeros(0, np.int64), np.zeros(0, np.float32)
 
     def _chunks(self, path: str, name: str, number: int) -> list[int]:
         """Returns a function's current chunks, given the function's path and name in a commit."""

@@ -16,7 +16,7 @@ import os
 import re
 import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -100,9 +100,9 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
     """
     real = Path(real_folder(folder))
     for parent in (real, *real.parents):
-        place = default_index_dir(parent)
-        if (place / DATABASE).is_file() and (place / SETTINGS).is_file():  # the settings are written last
-            return place
+        index_dir = default_index_dir(parent)
+        if (index_dir / DATABASE).is_file() and (index_dir / SETTINGS).is_file():  # the settings are written last
+            return index_dir
     return None
 
 
@@ -204,25 +204,19 @@ def _open_existing(index_dir: Path) -> sqlite3.Connection:
         raise DamagedIndex(index_dir)
     path = index_dir / DATABASE
     log = index_dir / f"{DATABASE}-wal"
-    has_log = log.exists() and log.stat().st_size > 0
-    mode = "ro"
-    if os.access(index_dir, os.W_OK) and os.access(path, os.W_OK):
-        mode = "rw"
-    elif not has_log:
-        # SQLite reads a database in a read-only folder only if it may assume that there are no writers.
-        mode = "ro&immutable=1"
     try:
         try:
-            database, version = _open(path, mode)
+            database, version = _open(path, "rw")  # or for reading only, if the file cannot be written to
         except sqlite3.OperationalError as error:
             if not is_disk_error(error):
                 raise
-            if has_log:
+            if log.exists() and log.stat().st_size > 0:
                 why = f"cannot read the log ({error}), which contains part of the index"
                 raise UserError(
                     f"{index_dir}: {why}; free some space, or search once as the owner of the index"
                 ) from error
-            database, version = _open(path, "ro&immutable=1")  # a full disk has no room for a log
+            # A read-only folder and a full disk have no room for a log, unless SQLite may assume that nobody writes.
+            database, version = _open(path, "ro&immutable=1")
     except sqlite3.Error as error:
         if is_disk_error(error):
             raise
@@ -250,7 +244,7 @@ def _open(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
 
 
 def _create(index_dir: Path) -> sqlite3.Connection:
-    """Makes an empty database in place of one that cannot be read, and removes its embeddings. The settings stay."""
+    """Makes an empty database instead of one that cannot be read, and removes its embeddings. The settings stay."""
     path = index_dir / DATABASE
     for name in (*_DATABASE_FILES, *(path.name for path in index_dir.glob("vectors-*.f16")), DAMAGED):
         (index_dir / name).unlink(missing_ok=True)
@@ -363,20 +357,29 @@ def insert_postings(
     names = term[starts].tolist()
 
     def rows() -> Iterator[tuple]:
-        for place, (start, end, width) in enumerate(zip(starts.tolist(), ends.tolist(), widths, strict=True)):
-            head = bytes(firsts[4 * place : 4 * place + 4])
+        for number, (start, end, width) in enumerate(zip(starts.tolist(), ends.tolist(), widths, strict=True)):
+            head = bytes(firsts[4 * number : 4 * number + 4])
             tail = bytes(packed[width][(start + 1) * width : end * width])
-            yield vocabulary[names[place]], segment, width, head + tail, bytes(counts[start:end])
+            yield vocabulary[names[number]], segment, width, head + tail, bytes(counts[start:end])
 
     # If rows are inserted in key order, SQLite does not have to move pages.
     database.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)", sorted(rows()))
 
 
-def unpack(width: int, chunks: bytes) -> np.ndarray:
-    """Decodes a term's postings in one segment. Returns the chunk numbers in ascending order, int64[n]."""
-    first = np.frombuffer(chunks, "<u4", 1)
-    differences = np.frombuffer(chunks, _WIDTHS[width], offset=4)
-    return np.cumsum(np.concatenate([first, differences]), dtype=np.int64)
+def decode_postings(rows: Iterable[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
+    """Decodes the postings of a term: (width, chunks, counts) for each segment.
+
+    Returns:
+        The chunk numbers, int64[n], in ascending order within each segment, and the term's counts, uint8[n].
+    """
+    chunks = [np.zeros(0, np.int64)]
+    counts = b""
+    for width, blob, times in rows:
+        first = np.frombuffer(blob, "<u4", 1)
+        differences = np.frombuffer(blob, _WIDTHS[width], offset=4)
+        chunks.append(np.cumsum(np.concatenate([first, differences]), dtype=np.int64))
+        counts += times
+    return np.concatenate(chunks), np.frombuffer(counts, np.uint8)
 
 
 def count_segments(database: sqlite3.Connection) -> int:
@@ -419,7 +422,7 @@ def compact(database: sqlite3.Connection) -> None:
     count = [np.zeros(0, np.uint8)]
     rows = database.execute("SELECT term, width, chunks, counts FROM postings ORDER BY term, segment")
     for name, same in itertools.groupby(rows, operator.itemgetter(0)):
-        chunks, times = segments.joined([row[1:] for row in same])
+        chunks, times = segments.decode(row[1:] for row in same)
         if len(chunks):
             vocabulary.append(name)
             chunk.append(chunks.astype(np.int32))
@@ -499,10 +502,7 @@ class Segments:
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the chunks that contain a term, int64[n], in ascending order, and the term's counts, float32[n]."""
         query = "SELECT width, chunks, counts FROM postings WHERE term = ? ORDER BY segment"
-        rows = self.database.execute(query, (term,)).fetchall()
-        if not rows:
-            return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        chunks, counts = self.joined(rows)
+        chunks, counts = self.decode(self.database.execute(query, (term,)))
         return chunks, counts.astype(np.float32)
 
     def paths(self) -> list[str]:
@@ -513,10 +513,10 @@ class Segments:
     def chunks_of(self, path: str) -> list[tuple[int, int, str]]:
         """Returns (chunk, last line, name) for each chunk of a file, or [] if the file is not in the segments."""
         query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
-        for file, places in self.database.execute(query, (path,)):
+        for file, spans in self.database.execute(query, (path,)):
             for number in np.flatnonzero(self.ids == file):
                 first = int(self.firsts[number])
-                return [(chunk, end, name) for chunk, (_, end, name) in enumerate(json.loads(places), first)]
+                return [(chunk, end, name) for chunk, (_, end, name) in enumerate(json.loads(spans), first)]
         return []
 
     def names(self, chunks: np.ndarray) -> list[str]:
@@ -524,18 +524,13 @@ class Segments:
         query = "SELECT chunks FROM contents WHERE file = ?"
         found = []
         for number, same in itertools.groupby(chunks.tolist(), lambda chunk: int(self.owners[chunk])):
-            places = json.loads(self.database.execute(query, (int(self.ids[number]),)).fetchone()[0])
-            found += [places[chunk - int(self.firsts[number])][2] for chunk in same]
+            spans = json.loads(self.database.execute(query, (int(self.ids[number]),)).fetchone()[0])
+            found += [spans[chunk - int(self.firsts[number])][2] for chunk in same]
         return found
 
-    def joined(self, rows: list[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
-        """Joins a term's postings across segments. Returns the chunks in order, and the term's counts, uint8[n].
-
-        Args:
-            rows: (width, chunks, counts) for each segment.
-        """
-        chunks = np.concatenate([unpack(width, blob) for width, blob, _ in rows])
-        counts = np.frombuffer(b"".join(row[2] for row in rows), np.uint8)
+    def decode(self, rows: Iterable[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
+        """Does what `decode_postings` does, but with the numbers and the order of the chunks here."""
+        chunks, counts = decode_postings(rows)
         if self._numbers is None:
             return chunks, counts
         chunks = self._numbers[chunks]
