@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import shlex
 import sqlite3
 import threading
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -409,21 +407,6 @@ class CodeIndex:
         place = () if default else ("--index_dir", str(self.index_dir))
         return shlex.join(["soft-trainer", "index", self.root, *place, *options])
 
-    def noise(self, snapshot: Snapshot) -> float:
-        """Returns the highest similarity between any chunk and meaningless queries of random letters."""
-        if snapshot.noise is not None:
-            return snapshot.noise
-        letters = random.Random(0)
-        texts = []
-        for _ in range(24):
-            word = letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))
-            texts.append("".join(word))
-        state = snapshot.state
-        embeddings = self._encoder(state["model"], state["truncate_dim"], self._runtime).encode(texts, "query")
-        similarity = [snapshot.similarity(embedding) for embedding in embeddings]
-        snapshot.noise = float(np.nanmax(similarity))
-        return snapshot.noise
-
     @property
     def model(self) -> str | None:
         """The encoder that computes the embeddings, or None if the index has only words."""
@@ -541,10 +524,8 @@ class CodeIndex:
 
     def text_of(self, path: str) -> str | None:
         """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
-        query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
-        with self._turn():
-            row = self.database.execute(query, (store.indexed_path(self.database, self.prefix + path),)).fetchone()
-            return zlib.decompress(row[0]).decode(errors="replace") if row else None
+        with self.snapshot() as snapshot:
+            return snapshot.text_of(path)
 
     def files_by_language(self) -> dict[str, int]:
         """Returns the number of files in each language."""
@@ -557,6 +538,11 @@ class CodeIndex:
         if self.model is not None:
             self._encoder(self.model, self.truncate_dim, self._runtime)
 
+    def _query_encoder(self) -> TextEncoder:
+        """Returns the encoder that computed the embeddings. Raises UserError if loading fails."""
+        state = self._embeddings
+        return self._encoder(state["model"], state["truncate_dim"], state["runtime"])
+
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
         """Yields a consistent view of the database for a search. The view is cached until the database changes."""
@@ -565,7 +551,7 @@ class CodeIndex:
             try:
                 version = (self.database.execute("PRAGMA data_version").fetchone()[0], self.database.total_changes)
                 if version != self._cached_version:
-                    self._cached = Snapshot(self.database, self.index_dir, self.prefix)
+                    self._cached = Snapshot(self.database, self.index_dir, self.prefix, self._query_encoder)
                     self._cached_version = version
                 yield self._cached
             finally:
@@ -585,7 +571,7 @@ class CodeIndex:
             return unknown
         name = snapshot.state["model"]
         try:
-            encoder = self._encoder(name, snapshot.state["truncate_dim"], self._runtime)
+            encoder = self._query_encoder()
             embedding = encoder.encode([query], "query")[0]
             if encoder.fingerprint != snapshot.state["fingerprint"]:
                 command = self.command("--model", name)

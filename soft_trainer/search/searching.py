@@ -74,14 +74,12 @@ class Search:
         self.members = [index for index in indexes if not any(other.contains(index.folder) for other in indexes)]
         self.ranked_by = ["words"]
         names = Counter(os.path.basename(index.folder) for index in self.members)
-        self._labelled: dict[str, Any] = {}
+        self._labels = []  # of `members`, which are put before their paths
         for index in self.members:
             label = os.path.basename(index.folder)
-            if not label or names[label] > 1:
+            if names[label] > 1:
                 label = index.folder.rstrip("/")
-            self._labelled[f"{label}/"] = index
-        if len(self.members) == 1:
-            self._labelled = {"": self.members[0]}
+            self._labels.append(f"{label}/" if len(self.members) > 1 else "")
 
     def __repr__(self) -> str:
         return f"Search({self.members!r})"
@@ -162,8 +160,9 @@ class Search:
             if allowed is not None and not allowed.any():
                 return []
             similarity = None
-            if not lexical:
-                similarity = view.similarity_to_query(query)
+            if not lexical and self._has_one_encoder(view):
+                pairs = zip(self.members, view.parts, strict=True)
+                similarity = np.concatenate([index.similarity_to(query, part.snapshot) for index, part in pairs])
             votes = NO_VOTES
             if commits:
                 votes = view.votes(queries[0])
@@ -190,7 +189,7 @@ class Search:
         with self._view() as view:
             chunk = view.chunk_at(path, line)
             similarity = None
-            if not lexical:
+            if not lexical and self._has_one_encoder(view):
                 similarity = view.similarity_to_chunk(chunk)
             others = np.ones(len(view.segments.lengths), bool)
             others[chunk] = False
@@ -208,19 +207,30 @@ class Search:
 
     def text_of(self, path: str) -> str | None:
         """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
-        for label, index in self._labelled.items():
-            if path.startswith(label):
-                text = index.text_of(path.removeprefix(label))
-                if text is not None:
-                    return text
-        return None
+        texts = (index.text_of(own) for index, own in self._located(path))
+        return next((text for text in texts if text is not None), None)
 
     def full_path(self, path: str) -> str:
         """Returns the absolute path of a file in a result."""
-        for label, index in self._labelled.items():
+        return next((f"{index.folder}/{own}" for index, own in self._located(path)), path)
+
+    def _located(self, path: str) -> Iterator[tuple[Any, str]]:
+        """Yields each index to which a result with this path may belong, and the path in the index."""
+        for index, label in zip(self.members, self._labels, strict=True):
             if path.startswith(label):
-                return f"{index.folder}/{path.removeprefix(label)}"
-        return path
+                yield index, path.removeprefix(label)
+
+    def _has_one_encoder(self, view: _View) -> bool:
+        """Returns True if all indexes have the same encoder. Adds a notice if only some do, or if encoders differ.
+
+        Similarities from different encoders cannot be compared, and chunks of an index without an encoder would rank
+        too low.
+        """
+        encoders = {part.snapshot.state and part.snapshot.state["fingerprint"] for part in view.parts}
+        if len(encoders) > 1:
+            why = "the indexes do not all have the same encoder; set one with model=NAME"
+            self.members[0].notify(f"searching only by words: {why}")
+        return len(encoders) == 1 and encoders != {None}
 
     @contextmanager
     def _view(self) -> Iterator[_View]:
@@ -228,11 +238,12 @@ class Search:
         with ExitStack() as stack:
             for index in sorted(self.members, key=id):  # in one order, so that two threads never wait for each other
                 stack.enter_context(index.lock)
-            view = _View(self._labelled, stack)
+            snapshots = [stack.enter_context(index.snapshot()) for index in self.members]
+            view = _View(self._labels, snapshots)
             if not len(view.segments.languages):
-                folders = ", ".join(index.folder for index in self.members)
                 commands = "; ".join(f"`{index.command('--skipped')}`" for index in self.members)
-                raise UserError(f"{folders}: no files are indexed; {commands} indexes again and lists skipped files")
+                why = f"no files are indexed; {commands} indexes again and lists skipped files"
+                raise UserError(f"{self.folder}: {why}")
             yield view
 
 
@@ -240,7 +251,6 @@ class _Part(NamedTuple):
     """One index in a view: the label of its paths, its snapshot, and its slice of all chunks."""
 
     label: str
-    index: Any  # a `CodeIndex`, whose module imports this one
     snapshot: Snapshot
     chunks: slice
 
@@ -249,19 +259,17 @@ class _View:
     """Combines the snapshots of several indexes. Files and chunks are numbered across all of them.
 
     Args:
-        labelled: the indexes, keyed by the label to put before their paths.
-        stack: the exit stack that closes the snapshots.
+        labels: what to put before the paths of each snapshot.
     """
 
-    def __init__(self, labelled: dict[str, Any], stack: ExitStack):
+    def __init__(self, labels: Sequence[str], snapshots: Sequence[Snapshot]):
         self.parts: list[_Part] = []
         first = 0
-        for label, index in labelled.items():
-            snapshot = stack.enter_context(index.snapshot())
+        for label, snapshot in zip(labels, snapshots, strict=True):
             last = first + len(snapshot.segments.lengths)
-            self.parts.append(_Part(label, index, snapshot, slice(first, last)))
+            self.parts.append(_Part(label, snapshot, slice(first, last)))
             first = last
-        self.segments = joined_segments(tuple(part.snapshot.segments for part in self.parts))
+        self.segments = joined_segments(tuple(snapshot.segments for snapshot in snapshots))
 
     def allowed(
         self, path: str | None, language: str | None, name: str | None, tests: str | None
@@ -286,40 +294,16 @@ class _View:
             kept &= self.segments.traits["test"][self.segments.owners] == (tests == "only")
         return kept
 
-    def similarity_to_query(self, query: str) -> np.ndarray | None:
-        """Computes each chunk's similarity to a query, or NaN for a chunk without an embedding.
-
-        Returns None if the indexes have no encoder or do not all have the same encoder, because similarities from
-        different encoders cannot be compared, and chunks of an index without an encoder would rank too low.
-        """
-        if not self._has_one_encoder():
-            return None
-        return np.concatenate([part.index.similarity_to(query, part.snapshot) for part in self.parts])
-
     def similarity_to_chunk(self, chunk: int) -> np.ndarray | None:
         """Computes the similarity of every chunk to one chunk, or NaN for a chunk without an embedding.
 
-        Returns None if that chunk has no embedding, or if the indexes do not all have the same encoder.
+        Returns None if that chunk has no embedding.
         """
         own = self._part_of(chunk)
-        if not self._has_one_encoder():
-            return None
         embedding = own.snapshot.embedding(chunk - own.chunks.start)
         if embedding is None:
             return None
         return np.concatenate([part.snapshot.similarity(embedding) for part in self.parts])
-
-    def _has_one_encoder(self) -> bool:
-        """Returns True if all indexes have the same encoder. Adds a notice if only some do, or if encoders differ."""
-        encoded = [part for part in self.parts if part.snapshot.state]
-        if not encoded:
-            return False
-        encoders = {part.snapshot.state["fingerprint"] for part in encoded}
-        if len(encoders) == 1 and len(encoded) == len(self.parts):
-            return True
-        why = "the indexes do not all have the same encoder; set one with model=NAME"
-        encoded[0].index.notify(f"searching only by words: {why}")
-        return False
 
     @property
     def trust(self) -> float:
@@ -391,7 +375,7 @@ class _View:
             return scores
         for chunk in sorted(chunks):
             part = self._part_of(chunk)
-            if size := words_raised(message, part.snapshot.result(chunk - part.chunks.start), part.index.text_of):
+            if size := words_raised(message, part.snapshot.result(chunk - part.chunks.start), part.snapshot.text_of):
                 if self.segments.traits["test"][self.segments.owners[chunk]]:
                     size *= test_factor
                 scores[chunk] = ranking.EXACT_MEMBER + size
@@ -462,7 +446,7 @@ class _View:
         if similarity is None or np.isnan(similarity[chunks]).all():
             return False
         part = self._part_of(chunks.start)
-        return bool(np.nanmax(similarity[chunks]) > part.index.noise(part.snapshot))
+        return bool(np.nanmax(similarity[chunks]) > part.snapshot.noise())
 
     def _part_of(self, chunk: int) -> _Part:
         """Returns the part that contains a chunk."""

@@ -55,9 +55,10 @@ def test_an_embedding_that_stands_out_is_not_weak(tree, stub):
     words = CodeIndex.build(tree).search("xqzv parse")
     assert words[0].weak
     index = CodeIndex.build(tree, model="stub")
-    index.noise = lambda snapshot: 2.0  # more than any similarity
+    with index.snapshot() as snapshot:
+        snapshot.noise = lambda: 2.0  # more than any similarity
     assert index.search("xqzv parse")[0].weak
-    index.noise = lambda snapshot: -2.0
+    snapshot.noise = lambda: -2.0
     assert not any(result.weak for result in index.search("xqzv parse"))
 
 
