@@ -42,14 +42,14 @@ class MinedHistory(NamedTuple):
         rows: the rows of train, valid, test and codebase. Train begins with the newest commit.
         relevance: a row with query, url and relevance for each pair of a test query and a relevant function.
         cut: the id of the commit whose tree is the corpus.
-        places: the path, first line and last line of each function in the corpus, keyed by url.
+        spans: the path, first line and last line of each function in the corpus, keyed by url.
         commits: the number of commits per outcome.
     """
 
     rows: dict[str, list[Row]]
     relevance: list[Row]
     cut: str
-    places: dict[str, tuple[str, int, int]]
+    spans: dict[str, tuple[str, int, int]]
     commits: Counter[str]
 
 
@@ -91,8 +91,8 @@ def mine_history(
             lacking = f"skipped {incomplete:,} of {len(order):,} commits, because objects are missing"
             print_on_main(f"{repository}: {lacking}; {git.REFETCH}")
         history = _History(opened, language, changes)
-        corpus, places = history.corpus()
-        rows, counts = history.pairs(places.keys())
+        corpus, spans = history.corpus()
+        rows, counts = history.pairs(spans.keys())
         if folder is not None:
             rows["train"] += history.documented(folder)
         if history.missing_files:
@@ -106,7 +106,7 @@ def mine_history(
     name = _name_of(repository)
     for split, part in rows.items():
         rows[split] = [{"repo": name, **row} for row in part]
-    return MinedHistory(rows, relevance, history.cut, places, counts)
+    return MinedHistory(rows, relevance, history.cut, spans, counts)
 
 
 def mine_history_to(
@@ -327,13 +327,13 @@ class _History:
         return list(rows.values())
 
     def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
-        """Returns the rows of the corpus, without documentation, and `MinedHistory.places`."""
+        """Returns the rows of the corpus, without documentation, and `MinedHistory.spans`."""
         rows = []
-        places = {}
+        spans = {}
         for row, function in self._tree(self.cut, CHANGE_RULES, {}):
             rows.append(row | {"docstring": "", "docstring_tokens": [], "partition": "codebase"})
-            places[row["url"]] = (row["path"], *function.lines)
-        return rows, places
+            spans[row["url"]] = (row["path"], *function.lines)
+        return rows, spans
 
     def documented(self, folder: str) -> list[Row]:
         """Returns training rows for a folder's documented functions, as they were before the oldest valid commit."""

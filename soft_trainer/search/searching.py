@@ -198,12 +198,12 @@ class Search:
             self.ranked_by = view.ranked_by(similarity, NO_VOTES)
             return view.best(query, scores, similarity, others, limit)
 
-    def languages(self) -> list[str]:
-        """Returns the languages of the files, most common first."""
+    def files_by_language(self) -> Counter[str]:
+        """Returns the number of files in each language."""
         counts: Counter[str] = Counter()
         for index in self.members:
             counts.update(index.files_by_language())
-        return sorted(counts, key=counts.get, reverse=True)
+        return counts
 
     def text_of(self, path: str) -> str | None:
         """Returns the text that a file had when it was indexed, or None if the file is not in the index."""

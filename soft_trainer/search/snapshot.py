@@ -41,9 +41,7 @@ class Snapshot:
         encoder: returns the encoder that computed the embeddings.
     """
 
-    def __init__(
-        self, database: sqlite3.Connection, index_dir: Path, prefix: str, encoder: Callable[[], TextEncoder]
-    ):
+    def __init__(self, database: sqlite3.Connection, index_dir: Path, prefix: str, encoder: Callable[[], TextEncoder]):
         self.encoder = encoder
         self.database = database
         self.prefix = prefix

@@ -180,7 +180,7 @@ def test_a_change_is_found_after_an_update(tree, story):
 def test_a_language_whose_files_are_gone_is_not_listed(tree, index):
     (tree / "src/server.go").unlink()
     index.update()
-    assert sorted(Search([index]).languages()) == ["markdown", "python", "text"]
+    assert sorted(Search([index]).files_by_language()) == ["markdown", "python", "text"]
     with refused("language='go': no such files; the index has markdown, python, text"):
         index.search("port", language="go")
 

@@ -83,12 +83,11 @@ class PageServer(ThreadingHTTPServer):
         """
         index = self.served.index
         with self.served.lock:
-            files = sum(sum(member.files_by_language().values()) for member in index.members)
-            languages = index.languages()
+            files = index.files_by_language()
             return {
                 "folder": index.folder,
-                "files": files,
-                "languages": languages,
+                "files": files.total(),
+                "languages": [name for name, _ in files.most_common()],
                 "examples": example_queries(index),
                 "evidence": index.evidence(self.served.lexical),
                 "age": max(0.0, time.time() - max(member.last_changed() for member in index.members)),
@@ -105,7 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Sends the page or data. Rejects requests without the token or for another host."""
         try:
             address = urlsplit(self.path)
-        except ValueError as error:  # such as `http://[::1/`
+            options = {name: values[0] for name, values in parse_qs(address.query, max_num_fields=10).items()}
+        except ValueError as error:  # such as `http://[::1/`, or too many fields
             return self._send(400, "text/plain", str(error).encode())
         parts = address.path.split("/")
         # Another site may point its host name at this address. The header then contains that name.
@@ -114,10 +114,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(403, "text/plain", b"wrong host")
         if len(parts) != 3 or not secrets.compare_digest(parts[1].encode(), self.server.token.encode()):
             return self._send(404, "text/plain", _NO_TOKEN)
-        try:
-            options = {name: values[0] for name, values in parse_qs(address.query, max_num_fields=10).items()}
-        except ValueError as error:
-            return self._send(400, "text/plain", str(error).encode())
         try:
             if parts[2] == "":
                 nonce = secrets.token_urlsafe(16)

@@ -8,7 +8,6 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager
 
 import soft_trainer
 from soft_trainer.errors import UserError, extra_needed
@@ -74,17 +73,21 @@ def tool_server(served: ServedIndex):
         async def run(self, arguments, context, convert_result=False):
             try:
                 self.fn_metadata.validate_arguments(arguments)
+                return await super().run(arguments, context, convert_result)
             except ValidationError as error:
                 wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
                 takes = ", ".join(self.parameters["properties"])
                 raise ToolError(f"{'; '.join(wrong)[:500]}. {self.name} takes {takes}") from error
-            return await super().run(arguments, context, convert_result)
+            except ToolError as error:
+                if isinstance(error.__cause__, UserError):
+                    raise ToolError(str(error.__cause__)) from error
+                raise
 
     tools = []
     for function in (*_searches(served), _reader(served)):
         hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
         # Structured output would send every answer twice.
-        tool = CheckedTool.from_function(_tool_errors()(function), annotations=hints, structured_output=False)
+        tool = CheckedTool.from_function(function, annotations=hints, structured_output=False)
         arguments = tool.fn_metadata.arg_model
         arguments.model_config["extra"] = "forbid"  # a misspelt argument is an error, as on the command line
         arguments.model_rebuild(force=True)
@@ -227,17 +230,6 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
         shown.append(text)
         left -= len(text) + 2
     return shown
-
-
-@contextmanager
-def _tool_errors():
-    """Turns a tool's UserError into the protocol's `ToolError`. Used as a decorator."""
-    from mcp.server.mcpserver.exceptions import ToolError  # an optional dependency
-
-    try:
-        yield
-    except UserError as error:
-        raise ToolError(str(error)) from error
 
 
 def _titled(title: str, text: str) -> str:
