@@ -258,8 +258,8 @@ class _History:
         Returns:
             The path at the cut of each file that was renamed since the oldest valid commit, keyed by the old path.
         """
-        renamed: dict[str, str] = {}
-        now: dict[str, str] = {}  # the path of a file -> its path at the cut
+        renamed = {}
+        now = {}  # the path of a file -> its path at the cut
         for index in reversed(range(self.test_start)):
             change = self.changes[index]
             if change.commit in self._before_test:

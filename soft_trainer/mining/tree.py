@@ -114,7 +114,7 @@ def mine(
     mined = Mined({}, Counter(), Counter(), [])
     pairs = []
     others = []
-    defined: Counter[str] = Counter()
+    defined = Counter()
     prototypes = defaultdict(set)
     documented = not codebase and language not in PREPROCESSED
     read = partial(_mine_file, source_dir, language, frozenset(keep), documented)
@@ -301,7 +301,7 @@ def main_language(paths: Iterable[str], place: str | os.PathLike[str], header: C
     Raises:
         UserError: no file is in a supported language.
     """
-    counts: Counter[str] = Counter()
+    counts = Counter()
     for path in paths:
         language = mined_language(path)
         if language == "c" and path.endswith(".h") and isinstance(source := header(path), bytes):

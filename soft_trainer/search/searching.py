@@ -200,7 +200,7 @@ class Search:
 
     def files_by_language(self) -> Counter[str]:
         """Returns the number of files in each language."""
-        counts: Counter[str] = Counter()
+        counts = Counter()
         for index in self.members:
             counts.update(index.files_by_language())
         return counts
@@ -426,7 +426,7 @@ class _View:
         """Creates a query from a chunk's rare words that also occur in other chunks."""
         part = self._part_of(chunk)
         text = part.snapshot.result(chunk - part.chunks.start).text
-        counts: Counter[str] = Counter()
+        counts = Counter()
         for word in source_words(text.encode()):
             counts.update(terms(word))
         weights = {}

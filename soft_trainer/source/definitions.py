@@ -193,8 +193,8 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
         nodes += [(kind, node) for node in captures.get(kind, ())]
     nodes.sort(key=lambda each: (each[1].start_byte, -each[1].end_byte))
     # The definitions and wrappers around the current node. Looking up parents would be quadratic in a deep tree.
-    around: list[Definition] = []
-    wrappers: list[Node] = []
+    around = []
+    wrappers = []
     for kind, node in nodes:
         while around and around[-1].node.end_byte <= node.start_byte:
             around.pop()

@@ -74,7 +74,7 @@ def summary(docstring: str, style: DocStyle) -> str:
     """Returns the first paragraph of a docstring as plain text, or "" if the docstring has only tags."""
     for pattern, replacement in style.substitutions:
         docstring = re.sub(pattern, replacement, docstring)
-    lines: list[str] = []
+    lines = []
     for line in cleandoc("\n" + docstring).splitlines():
         text = line.strip()
         if re.match(style.stop, line) or (lines and not text):

@@ -239,7 +239,7 @@ class FileFunctions:
 
     def at(self, lines: set[int]) -> set[str]:
         """Returns the names of the innermost functions on these lines."""
-        owners: dict[int, str] = {}
+        owners = {}
         for name, function in self.functions.items():  # outer functions come before those inside them
             first, last = function.lines
             owners |= dict.fromkeys(lines.intersection(range(first, last + 1)), name)
@@ -289,7 +289,7 @@ class FileFunctions:
         Line comments on consecutive lines count as one comment.
         """
         code = self.source[at : at + 500].decode(errors="replace")
-        lines: list[str] = []
+        lines = []
         for index in reversed(range(bisect_left(self._between, at, key=_START))):
             node = self._between[index]
             gap = self.source[self._end(node) : at]
@@ -347,7 +347,7 @@ def comments(root: Node, source: bytes, language: str) -> list[Node]:
 
 def _outermost(nodes: list[Node]) -> list[Node]:
     """Returns the nodes that are in none of the others, in order. A docstring in brackets may contain comments."""
-    kept: list[Node] = []
+    kept = []
     for node in sorted(nodes, key=_START):
         if not kept or node.start_byte >= kept[-1].end_byte:
             kept.append(node)

@@ -208,7 +208,7 @@ def _write_postings(database: sqlite3.Connection) -> int:
             rows.append((number, subject))
     if not rows:
         return 0
-    vocabulary: dict[str, int] = {}
+    vocabulary = {}
     entries = []
     lengths = []
     for place, (_, subject) in enumerate(rows):

@@ -113,13 +113,13 @@ def split(source: bytes, language: str, notebook: bool = False) -> list[Chunk]:
 
 def _split_text(source: bytes, language: str) -> list[Chunk]:
     lines = source.split(b"\n")
-    spans: list[Chunk] = []
-    signatures: list[tuple[int, str]] = []
+    spans = []
+    signatures = []
     parsed = True
     if language in SOURCE_LANGUAGES:
         root, parsed = parse_file(source, language, PARSE_SECONDS)
         spans, signatures = _definitions(root, source, language)
-    chunks: list[Chunk] = []
+    chunks = []
     line = 1
     for span, following in zip_longest(spans, spans[1:]):
         if following and following.start <= span.end:  # the head of a class or of a long function

@@ -58,7 +58,7 @@ def list_ignored(folder: str) -> list[str]:
     top, listed = list_files(folder)
     if listed is None:
         return []
-    paths: list[str] = []
+    paths = []
     for path in sorted(_ls_files(top, folder, _IGNORED) or []):
         if paths and paths[-1].endswith("/") and path.startswith(paths[-1]):
             paths.pop()  # git ignores every file in this folder one by one, and lists them too

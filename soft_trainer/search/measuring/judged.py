@@ -47,7 +47,7 @@ def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
     """
     if not targets:
         return Measures(0.0, 0.0, 0.0)
-    firsts: dict[Hashable, int] = {}
+    firsts = {}
     for rank, item in enumerate(ranked, 1):
         if item in targets:
             firsts.setdefault(item, rank)

@@ -48,7 +48,7 @@ def count_found(words: Sequence[str], contains: Callable[[str], bool]) -> tuple[
         words: the query's words.
         contains: a function that returns True if the text contains a term.
     """
-    found: dict[str, bool] = {}
+    found = {}
     for size in (1, 2, 3):
         for start in range(len(words) - size + 1):
             some = words[start : start + size]
