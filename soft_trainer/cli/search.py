@@ -118,8 +118,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _serve(_opened(arguments, words_only=True), arguments, query)
     index = _opened(arguments)
     if not arguments.no_update:
-        index.refresh(encode=not arguments.lexical)
         for member in index.members:
+            member.refresh(encode=not arguments.lexical)
             member.remedy = "the others are encoded after this search"
     filters = {name: getattr(arguments, name) for name in ("path", "language", "name", "tests")}
     if place:
@@ -137,7 +137,8 @@ def run(arguments: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not arguments.no_update:
         try:
-            index.finish(encode=not arguments.lexical)
+            for member in index.members:
+                member.finish(encode=not arguments.lexical)
         except KeyboardInterrupt:
             print_on_main("stopped; the next search continues")
     if results:

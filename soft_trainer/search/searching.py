@@ -111,16 +111,6 @@ class Search:
             changed |= index.update(progress=progress)
         return changed
 
-    def refresh(self, encode: bool = True) -> None:
-        """Updates all indexes before a search; see `CodeIndex.refresh`."""
-        for index in self.members:
-            index.refresh(encode)
-
-    def finish(self, encode: bool = True) -> None:
-        """Does what a search has put off for its answer; see `CodeIndex.finish`."""
-        for index in self.members:
-            index.finish(encode)
-
     def search(
         self,
         query: str,
@@ -226,7 +216,7 @@ class Search:
         Similarities from different encoders cannot be compared, and chunks of an index without an encoder would rank
         too low.
         """
-        encoders = {part.snapshot.state and part.snapshot.state["fingerprint"] for part in view.parts}
+        encoders = {(part.snapshot.state or {}).get("fingerprint") for part in view.parts}
         if len(encoders) > 1:
             why = "the indexes do not all have the same encoder; set one with model=NAME"
             self.members[0].notify(f"searching only by words: {why}")

@@ -146,12 +146,11 @@ class _Lister:
         except OSError:
             self.listing.skipped[path] = "unreadable"
             return False
-        if stat.S_ISREG(status.st_mode) and _ORDINARY.fullmatch(name) and not self.exclude:
-            self.listing.files[path] = status.st_size, status.st_mtime_ns  # as most files
-            return False
         if stat.S_ISDIR(status.st_mode):
             return not self._reason_against(path) and os.path.lexists(f"{self.root}/{path}/.git")
-        reason = self._reason_against_file(path, name, status)
+        reason = ""
+        if self.exclude or not (stat.S_ISREG(status.st_mode) and _ORDINARY.fullmatch(name)):
+            reason = self._reason_against_file(path, name, status)
         if reason:
             self.listing.skipped[path] = reason
         else:

@@ -71,7 +71,6 @@ _ARRAYS = {
     "languages": "<u2",
     "traits": [(name, "u1") for name in TRAITS],
 }
-_WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 def real_folder(folder: str | os.PathLike[str]) -> str:
@@ -351,7 +350,7 @@ def insert_postings(
     differences[starts] = 0
     largest = np.maximum.reduceat(differences, starts)
     widths = np.where(largest < 1 << 8, 1, np.where(largest < 1 << 16, 2, 4)).tolist()
-    packed = {width: differences.astype(kind).data.cast("B") for width, kind in _WIDTHS.items()}
+    packed = {width: differences.astype(f"<u{width}").data.cast("B") for width in (1, 2, 4)}
     counts = count.data.cast("B")
     firsts = chunk[starts].astype("<u4").data.cast("B")
     names = term[starts].tolist()
@@ -376,7 +375,7 @@ def decode_postings(rows: Iterable[tuple[int, bytes, bytes]]) -> tuple[np.ndarra
     counts = b""
     for width, blob, times in rows:
         first = np.frombuffer(blob, "<u4", 1)
-        differences = np.frombuffer(blob, _WIDTHS[width], offset=4)
+        differences = np.frombuffer(blob, f"<u{width}", offset=4)
         chunks.append(np.cumsum(np.concatenate([first, differences]), dtype=np.int64))
         counts += times
     return np.concatenate(chunks), np.frombuffer(counts, np.uint8)

@@ -69,7 +69,14 @@ def embed_chunks(
             if not group:
                 break
             started = time.perf_counter()
-            _commit(database, index_dir, encoder, state, group)
+            digests, texts, languages = zip(*group, strict=True)
+            rows = (state["scale"] * encoder.encode(texts, "code", languages)).astype("<f2")
+            _append(vector_file(index_dir, state["number"]), state["rows"], rows)
+            with transaction(database):
+                named = state["rows"], np.array(digests, "<i8").tobytes()
+                database.execute("INSERT INTO vectors VALUES (?, ?)", named)
+                state["rows"] += len(group)
+                set_meta(database, "vectors", state)
             ended = time.perf_counter()
             rate = len(group) / max(ended - started, 1e-3)
             bar.update(len(group))
@@ -103,8 +110,8 @@ def rows_of(database: sqlite3.Connection, digests: np.ndarray) -> np.ndarray:
     if not len(known):
         return np.full(len(digests), -1)
     order = np.argsort(known)
-    places = np.searchsorted(known, digests, sorter=order)
-    rows = order[np.minimum(places, len(known) - 1)]
+    ranks = np.searchsorted(known, digests, sorter=order)
+    rows = order[np.minimum(ranks, len(known) - 1)]
     return np.where(known[rows] == digests, rows, -1)
 
 
@@ -161,10 +168,10 @@ def _sample(database: sqlite3.Connection) -> list[str]:
     return [text.decode(errors="replace") for text in texts[:SAMPLE]]
 
 
-def _embedded_texts(path: str, places: str, text: bytes) -> Iterator[bytes]:
+def _embedded_texts(path: str, spans: str, text: bytes) -> Iterator[bytes]:
     """Yields the text to embed for each chunk of a file, given the file's row in the index."""
     lines = zlib.decompress(text).split(b"\n")
-    for start, end, name in json.loads(places):
+    for start, end, name in json.loads(spans):
         yield embedded_text(path, name, lines[start - 1 : end])
 
 
@@ -190,23 +197,6 @@ def _pending(database: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
                     if key not in known:
                         known.add(key)
                         yield key, text.decode(errors="replace"), language
-
-
-def _commit(
-    database: sqlite3.Connection,
-    index_dir: Path,
-    encoder: TextEncoder,
-    state: dict,
-    group: list[tuple[int, str, str]],
-) -> None:
-    """Encodes a group of texts and records their embeddings in one transaction."""
-    digests, texts, languages = zip(*group, strict=True)
-    vectors = (state["scale"] * encoder.encode(texts, "code", languages)).astype("<f2")
-    _append(vector_file(index_dir, state["number"]), state["rows"], vectors)
-    with transaction(database):
-        database.execute("INSERT INTO vectors VALUES (?, ?)", (state["rows"], np.array(digests, "<i8").tobytes()))
-        state["rows"] += len(group)
-        set_meta(database, "vectors", state)
 
 
 def _append(path: Path, row: int, vectors: np.ndarray) -> None:
