@@ -290,12 +290,12 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     return fingerprints.fingerprint(contents)
 
 
-def main_language(paths: Iterable[str], place: str | os.PathLike[str], header: Callable[[str], bytes | str]) -> str:
+def main_language(paths: Iterable[str], source: str | os.PathLike[str], header: Callable[[str], bytes | str]) -> str:
     """Returns the most common language of the files.
 
     Args:
         paths: the paths of the files, relative to their root.
-        place: the tree or repository, for the error message.
+        source: the tree or repository, for the error message.
         header: a function that reads a `.h` file, which may be in C or C++. It may return a reason to skip the file.
 
     Raises:
@@ -310,7 +310,7 @@ def main_language(paths: Iterable[str], place: str | os.PathLike[str], header: C
             counts[language] += 1
     if not counts:
         known = ", ".join(SOURCE_LANGUAGES)
-        raise UserError(f"{place}: no source file in a supported language ({known}); set language")
+        raise UserError(f"{source}: no source file in a supported language ({known}); set language")
     return max(SOURCE_LANGUAGES, key=counts.__getitem__)
 
 

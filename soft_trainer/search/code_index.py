@@ -330,8 +330,8 @@ class CodeIndex:
             repository: the repository, if the folder contains the tree of one of its commits.
             tip: the commit whose tree the folder contains. By default, HEAD.
         """
-        place = (repository, "") if repository else repository_with(self.root)
-        if place is None:
+        source = (repository, "") if repository else repository_with(self.root)
+        if source is None:
             return
         # Imports pygit2, and a search does not need it.
         from soft_trainer.search.commits.reading import forget, remember
@@ -340,7 +340,7 @@ class CodeIndex:
             if held and not self._settings.get("history", True):
                 forget(self.database)
             elif held:
-                for notice in remember(self.database, *place, progress, tip):
+                for notice in remember(self.database, *source, progress, tip):
                     self.notify(notice)
 
     def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
@@ -404,8 +404,8 @@ class CodeIndex:
     def command(self, *options: str) -> str:
         """Returns the shell command that updates this index."""
         default = self.index_dir == store.default_index_dir(self.root)
-        place = () if default else ("--index_dir", str(self.index_dir))
-        return shlex.join(["soft-trainer", "index", self.root, *place, *options])
+        stored = () if default else ("--index_dir", str(self.index_dir))
+        return shlex.join(["soft-trainer", "index", self.root, *stored, *options])
 
     @property
     def model(self) -> str | None:
@@ -593,10 +593,10 @@ def open_for(folder: str | os.PathLike[str]) -> CodeIndex | None:
     Raises:
         UserError: the folder does not exist, or the index cannot be read.
     """
-    place = store.find_index_dir(folder)
-    if place is None:
+    index_dir = store.find_index_dir(folder)
+    if index_dir is None:
         return None
-    index = CodeIndex.open(place, folder)
+    index = CodeIndex.open(index_dir, folder)
     # The parent's index has no files from a folder that is new or ignored, or whose name is not UTF-8.
     if index.prefix and (decoded(os.fsencode(index.prefix)) is None or not index.files_by_language()):
         index.close()

@@ -63,7 +63,7 @@ class CommitMemory:
         numbers, lengths = database.execute("SELECT numbers, lengths FROM memory").fetchone() or (b"", b"")
         self.numbers = np.frombuffer(numbers, "<i4")
         self.lengths = np.frombuffer(lengths, "<u2").astype(np.float32)
-        self._places: dict[str, dict[str, list[int]]] = {}
+        self._by_path: dict[str, dict[str, list[int]]] = {}
 
     def weighted_votes(self, query: Query) -> Votes:
         """Returns the votes for each chunk, multiplied by `weight`."""
@@ -82,11 +82,11 @@ class CommitMemory:
         nearest = np.argsort(-scores, kind="stable")[:NEAREST]
         shares = np.zeros(self.number_of_chunks, np.float32)
         commits = defaultdict(list)
-        for place in nearest[scores[nearest] > 0].tolist():
-            number = int(self.numbers[place])
+        for position in nearest[scores[nearest] > 0].tolist():
+            number = int(self.numbers[position])
             functions = self.functions(number)
             for chunk in set().union(*functions):
-                shares[chunk] += scores[place] / math.sqrt(len(functions))
+                shares[chunk] += scores[position] / math.sqrt(len(functions))
                 commits[chunk].append(number)
         if commits:
             # The geometric mean of two scales: the best chunk's votes, and the score of a subject with all words.
@@ -134,15 +134,15 @@ class CommitMemory:
         path = self.present_path(path, number)
         if path is None:
             return []
-        if path not in self._places:
-            places = defaultdict(list)
+        if path not in self._by_path:
+            chunks = defaultdict(list)
             for chunk, _, own in self.segments.chunks_of(path):
-                places[own].append(chunk)
-            self._places[path] = dict(places)
-        places = self._places[path]
+                chunks[own].append(chunk)
+            self._by_path[path] = chunks
+        chunks = self._by_path[path]
         # The name of a chunk may include enclosing functions, which mining drops.
-        inner = (own for own in places if own.endswith(f".{name}"))
-        return places.get(name) or places.get(next(inner, None), [])
+        inner = (own for own in chunks if own.endswith(f".{name}"))
+        return chunks.get(name) or chunks.get(next(inner, None), [])
 
     def present_path(self, path: str, number: int) -> str | None:
         """Returns a file's current path in the indexed folder, following renames since a commit.
@@ -227,5 +227,5 @@ def _reciprocal_ranks(
     for weight in WEIGHTS:
         voted = ranking.with_votes(scores, segments, weight * votes.shares)
         ranked = ranking.order_chunks(voted, segments, None, DEPTH)
-        found.append(next((1 / place for place, (chunk, _) in enumerate(ranked, 1) if chunk in right), 0.0))
+        found.append(next((1 / rank for rank, (chunk, _) in enumerate(ranked, 1) if chunk in right), 0.0))
     return found

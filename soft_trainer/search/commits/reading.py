@@ -211,13 +211,13 @@ def _write_postings(database: sqlite3.Connection) -> int:
     vocabulary = {}
     entries = []
     lengths = []
-    for place, (_, subject) in enumerate(rows):
+    for position, (_, subject) in enumerate(rows):
         counts = Counter(telling_terms(subject))
         lengths.append(sum(counts.values()))
-        entries += [(vocabulary.setdefault(term, len(vocabulary)), place, count) for term, count in counts.items()]
-    term, place, count = np.array(entries, np.int32).reshape(-1, 3).T
+        entries += [(vocabulary.setdefault(term, len(vocabulary)), position, count) for term, count in counts.items()]
+    term, position, count = np.array(entries, np.int32).reshape(-1, 3).T
     numbers = np.array([number for number, _ in rows], "<i4")
     database.execute("INSERT INTO memory VALUES (?, ?)", (numbers.tobytes(), np.array(lengths, "<u2").tobytes()))
     counts = np.minimum(count, MAX_COUNT).astype(np.uint8)
-    store.insert_postings(database, 0, list(vocabulary), term, place, counts, table="commit_postings")
+    store.insert_postings(database, 0, list(vocabulary), term, position, counts, table="commit_postings")
     return len(rows)

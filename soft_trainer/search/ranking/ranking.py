@@ -364,11 +364,11 @@ def order_chunks(
         own = chunks[first:last]
         order = np.argsort(-own, kind="stable")[:limit]
         top = max(float(own[order[0]]), 1e-9)
-        for place, chunk in enumerate(order.tolist()):
-            share = max(float(own[chunk]) / top, place == 0)
+        for rank, chunk in enumerate(order.tolist()):
+            share = max(float(own[chunk]) / top, rank == 0)
             if share <= 0:
                 break
-            ranked.append((first + chunk, float(files[file]) * share * FURTHER_CHUNKS**place))
+            ranked.append((first + chunk, float(files[file]) * share * FURTHER_CHUNKS**rank))
     ranked.sort(key=lambda pair: (-pair[1], pair[0]))
     return ranked[:limit]
 

@@ -98,11 +98,11 @@ def check_limit(limit: int) -> None:
         raise UserError(f"limit={limit}: expected a whole number of at least 1")
 
 
-def parse_place(place: str) -> tuple[str, int]:
+def parse_location(location: str) -> tuple[str, int]:
     """Splits a location such as `src/dates.py:12` into path and line. Raises UserError if the line is missing."""
-    path, _, line = place.rpartition(":")
+    path, _, line = location.rpartition(":")
     if not path or not line.isdecimal() or len(line) > 9:
-        raise UserError(f"{place}: expected PATH:LINE, such as src/dates.py:12")
+        raise UserError(f"{location}: expected PATH:LINE, such as src/dates.py:12")
     return path, int(line)
 
 

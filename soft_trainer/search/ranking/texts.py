@@ -138,14 +138,14 @@ def files_at(paths: Iterable[Sequence[str]], segments: Segments, least: int = 1)
         paths: folders and a file name each.
         least: the number of names that must be the same, unless the path or the file's path has fewer.
     """
-    places = [path.split("/")[::-1] for path in segments.paths()]
+    ends = [path.split("/")[::-1] for path in segments.paths()]
     same_name = defaultdict(list)
-    for number, place in enumerate(places):
-        same_name[place[0]].append(number)
+    for number, names in enumerate(ends):
+        same_name[names[0]].append(number)
     for path in paths:
-        shared = {number: len(commonprefix([path[::-1], places[number]])) for number in same_name.get(path[-1], [])}
+        shared = {number: len(commonprefix([path[::-1], ends[number]])) for number in same_name.get(path[-1], [])}
         most = max(shared.values(), default=0)
-        yield [number for number in shared if most == shared[number] >= min(least, len(path), len(places[number]))]
+        yield [number for number in shared if most == shared[number] >= min(least, len(path), len(ends[number]))]
 
 
 class Frame(NamedTuple):

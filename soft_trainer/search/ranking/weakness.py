@@ -63,5 +63,5 @@ def count_found(words: Sequence[str], contains: Callable[[str], bool]) -> tuple[
 
 def _is_in(number: int, ascending: np.ndarray) -> bool:
     """Returns True if a sorted array contains a number."""
-    place = np.searchsorted(ascending, number)
-    return number in ascending[place : place + 1]
+    position = np.searchsorted(ascending, number)
+    return number in ascending[position : position + 1]

@@ -123,8 +123,8 @@ class _Keeper:
         """Reads new commits in a separate process, so that searches do not have to wait."""
         if self.reader and self.reader.is_alive():  # it still reads earlier commits
             return
-        place = repository_of(self.index.folder)
-        moved = head_time(place[0]) if place else -1
+        repository = repository_of(self.index.folder)
+        moved = head_time(repository[0]) if repository else -1
         if moved != self.commits_read:
             self.commits_read = moved
             spawn = multiprocessing.get_context("spawn")

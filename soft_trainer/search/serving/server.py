@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.ranking.ranking import parse_query
-from soft_trainer.search.ranking.results import parse_place, query_terms, weak_notices
+from soft_trainer.search.ranking.results import parse_location, query_terms, weak_notices
 from soft_trainer.search.serving.examples import example_queries
 from soft_trainer.search.serving.served_index import ServedIndex
 
@@ -47,7 +47,7 @@ class PageServer(ThreadingHTTPServer):
         filters = {name: options[name] for name in ("path", "language", "tests") if options.get(name)}
         started = time.perf_counter()
         if options.get("like"):
-            results, notices = self.served.similar(*parse_place(options["like"]), MAX_RESULTS)
+            results, notices = self.served.similar(*parse_location(options["like"]), MAX_RESULTS)
         else:
             results, notices = self.served.search(query, MAX_RESULTS, **filters)
         wanted = query_terms(query)

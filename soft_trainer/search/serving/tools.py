@@ -215,11 +215,11 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
     """Fits results into about `max_tokens`. Only the best results get their full text, and weak results never do."""
     left = TOKEN_LETTERS * max_tokens - len(_fenced(""))
     shown = []
-    for place, result in enumerate(results):
+    for rank, result in enumerate(results):
         title = f"{result.path}:{result.start_line}-{result.end_line} {result.name}".rstrip()
         if result.weak:
             title += " (weak)"
-        reserved = 100 * (len(results) - place - 1)  # for the titles and signatures of the others
+        reserved = 100 * (len(results) - rank - 1)  # for the titles and signatures of the others
         subjects = "".join(f"\nchanged by: {commit.subject}" for commit in result.commits)
         copies = "".join(f"\nalso in: {location}" for location in result.also_in)
         whole = _titled(title, result.text + copies + subjects)
