@@ -21,13 +21,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.index.words import WORD, stem, terms
+from soft_trainer.search.index.words import WORD, stem, telling_terms, terms
 from soft_trainer.search.ranking.results import (
     TESTS,
     SearchResult,
     check_query,
     parse_location,
-    query_terms,
     weak_notices,
 )
 from soft_trainer.source.source_files import source_folder
@@ -228,7 +227,7 @@ def safe(text: str) -> str:
 
 def format_results(results: Iterable[SearchResult], query: str, colour: bool) -> str:
     """Formats each result: path, line, name, score, a mark if it is weak, and the lines with the most query terms."""
-    wanted = query_terms(query)
+    wanted = set(telling_terms(query))
     blocks = []
     for result in results:
         location = f"{safe(result.path)}:{result.start_line}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain, islice
+from pathlib import Path
 
 import xxhash
 
@@ -70,9 +70,7 @@ class ChangeReader:
         UserError: the repository cannot be opened.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], languages: Collection[str] = tuple(SOURCE_LANGUAGES), seconds: float = 60.0
-    ):
+    def __init__(self, path: str | Path, languages: Collection[str] = tuple(SOURCE_LANGUAGES), seconds: float = 60.0):
         self.repository = open_repository(path)
         self._languages = languages
         self._seconds = seconds

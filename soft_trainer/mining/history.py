@@ -7,7 +7,6 @@ the oldest test commit, and all training commits are ancestors of the oldest val
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache, partial
@@ -54,9 +53,9 @@ class MinedHistory(NamedTuple):
 
 
 def mine_history(
-    repository: str | os.PathLike[str],
+    repository: str | Path,
     language: str,
-    source_dir: str | os.PathLike[str] | None = None,
+    source_dir: str | Path | None = None,
     num_workers: int | None = None,
 ) -> MinedHistory:
     """Mines rows from the commits on a repository's current branch.
@@ -109,9 +108,7 @@ def mine_history(
     return MinedHistory(rows, relevance, history.cut, spans, counts)
 
 
-def mine_history_to(
-    repository: str | os.PathLike[str], language: str, output_dir: str | os.PathLike[str], **options: Any
-) -> MinedHistory:
+def mine_history_to(repository: str | Path, language: str, output_dir: str | Path, **options: Any) -> MinedHistory:
     """Mines a repository's history and writes `{train,valid,test,codebase,relevance}.jsonl.gz` to `output_dir`.
 
     Args:
@@ -129,7 +126,7 @@ def mine_history_to(
     return mined
 
 
-def history_state(repository: str | os.PathLike[str]) -> str:
+def history_state(repository: str | Path) -> str:
     """Returns a fingerprint of all readable commits and of the repository's name, which is part of every row.
 
     Raises:
@@ -140,11 +137,11 @@ def history_state(repository: str | os.PathLike[str]) -> str:
     return fingerprints.fingerprint(_name_of(repository), commits, git.missing_objects_state(opened))
 
 
-def _name_of(repository: str | os.PathLike[str]) -> str:
+def _name_of(repository: str | Path) -> str:
     return Path(repository).resolve().name.removesuffix(".git")
 
 
-def history_language(repository: str | os.PathLike[str]) -> str:
+def history_language(repository: str | Path) -> str:
     """Returns the most common language of the source files in the newest tree.
 
     Raises:
@@ -163,7 +160,7 @@ def history_language(repository: str | os.PathLike[str]) -> str:
     return main_language(files, repository, header)
 
 
-def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:
+def _folder_inside(opened: git.pygit2.Repository, source_dir: str | Path) -> str:
     """Returns the path of `source_dir` in the repository, with a trailing `/`, or "" for the whole repository.
 
     Raises:
@@ -181,7 +178,7 @@ def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[
 _reader = cache(ChangeReader)  # one in each process
 
 
-def _read_change(repository: str | os.PathLike[str], language: str, commit_id: str) -> Change:
+def _read_change(repository: str | Path, language: str, commit_id: str) -> Change:
     return _reader(repository, (language,)).read_if_complete(commit_id)
 
 

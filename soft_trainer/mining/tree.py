@@ -83,7 +83,7 @@ class Mined(NamedTuple):
 
 
 def mine(
-    source_dir: str | os.PathLike[str],
+    source_dir: str | Path,
     language: str,
     num_workers: int | None = None,
     keep: Sequence[str] = (),
@@ -176,7 +176,7 @@ def _documented_at_prototypes(
     return undocumented, documented
 
 
-def _split(pairs: list[Found], others: list[Found], root: str | os.PathLike[str]) -> dict[str, list[Row]]:
+def _split(pairs: list[Found], others: list[Found], root: str | Path) -> dict[str, list[Row]]:
     """Returns the rows of each split and of the codebase, in the order of the tree.
 
     Raises:
@@ -203,9 +203,7 @@ def _split(pairs: list[Found], others: list[Found], root: str | os.PathLike[str]
     return rows | {"codebase": [row | {"docstring": "", "docstring_tokens": []} for row in codebase]}
 
 
-def mine_to(
-    source_dir: str | os.PathLike[str], language: str, output_dir: str | os.PathLike[str], **options: Any
-) -> Mined:
+def mine_to(source_dir: str | Path, language: str, output_dir: str | Path, **options: Any) -> Mined:
     """Mines `source_dir` into `output_dir/{train,valid,test,codebase}.jsonl.gz`.
 
     Args:
@@ -276,7 +274,7 @@ def each_in_order(
             yield result
 
 
-def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
+def tree_state(source_dir: str | Path, language: str) -> str:
     """Returns a fingerprint of the names and contents of a tree's source files.
 
     Raises:
@@ -290,7 +288,7 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     return fingerprints.fingerprint(contents)
 
 
-def main_language(paths: Iterable[str], source: str | os.PathLike[str], header: Callable[[str], bytes | str]) -> str:
+def main_language(paths: Iterable[str], source: str | Path, header: Callable[[str], bytes | str]) -> str:
     """Returns the most common language of the files.
 
     Args:
@@ -314,7 +312,7 @@ def main_language(paths: Iterable[str], source: str | os.PathLike[str], header: 
     return max(SOURCE_LANGUAGES, key=counts.__getitem__)
 
 
-def tree_language(source_dir: str | os.PathLike[str]) -> str:
+def tree_language(source_dir: str | Path) -> str:
     """Returns the most common language among the files below a folder.
 
     Raises:
@@ -325,7 +323,7 @@ def tree_language(source_dir: str | os.PathLike[str]) -> str:
     return main_language(_files(source_dir)[0], source_dir, partial(read_text, source_dir))
 
 
-def _files(root: str | os.PathLike[str]) -> tuple[list[str], int]:
+def _files(root: str | Path) -> tuple[list[str], int]:
     """Returns the paths of the files below `root`, and the number of linked worktrees, which are skipped.
 
     Hidden folders and folders of third-party code are also skipped.
@@ -340,7 +338,7 @@ def _files(root: str | os.PathLike[str]) -> tuple[list[str], int]:
     return paths, worktrees
 
 
-def _source_files(root: str | os.PathLike[str], language: str) -> tuple[list[str], int]:
+def _source_files(root: str | Path, language: str) -> tuple[list[str], int]:
     """Returns the sorted paths, relative to `root`, of the files in a language, and the number of skipped worktrees.
 
     Raises:
@@ -359,9 +357,7 @@ def _source_files(root: str | os.PathLike[str], language: str) -> tuple[list[str
     return paths, worktrees
 
 
-def _mine_file(
-    root: str | os.PathLike[str], language: str, keep: frozenset[str], documented: bool, path: str
-) -> MinedFile:
+def _mine_file(root: str | Path, language: str, keep: frozenset[str], documented: bool, path: str) -> MinedFile:
     """Mines the functions in one file, or only its documented functions."""
     if decoded(os.fsencode(path)) is None:
         return MinedFile("name that is not UTF-8")

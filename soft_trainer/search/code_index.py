@@ -21,7 +21,6 @@ from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.git_listing import list_ignored, repository_with
-from soft_trainer.search.index.listing import maybe_vendored
 from soft_trainer.search.index.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.searching import Search
@@ -51,7 +50,7 @@ class CodeIndex:
         ...     print(f"{result.path}:{result.start_line} {result.name}")
     """
 
-    def __init__(self, index_dir: str | os.PathLike[str], database: sqlite3.Connection):
+    def __init__(self, index_dir: str | Path, database: sqlite3.Connection):
         self.lock = threading.RLock()
         self.index_dir = Path(index_dir)
         self.database = database
@@ -70,9 +69,9 @@ class CodeIndex:
     @classmethod
     def build(
         cls,
-        folder: str | os.PathLike[str],
-        index_dir: str | os.PathLike[str] | None = None,
-        model: str | os.PathLike[str] | None = None,
+        folder: str | Path,
+        index_dir: str | Path | None = None,
+        model: str | Path | None = None,
         progress: bool = False,
         truncate_dim: int | None = None,
         exclude: str | Sequence[str] | None = None,
@@ -138,7 +137,7 @@ class CodeIndex:
         return index
 
     @classmethod
-    def open(cls, index_dir: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> CodeIndex:
+    def open(cls, index_dir: str | Path, folder: str | Path | None = None) -> CodeIndex:
         """Opens an existing index.
 
         Args:
@@ -201,9 +200,7 @@ class CodeIndex:
         """Finds chunks similar to the chunk at a line of a file, best first; see `Search.similar`."""
         return Search([self]).similar(path, line, limit, lexical)
 
-    def update(
-        self, model: str | os.PathLike[str] | None = None, progress: bool = False, truncate_dim: int | None = None
-    ) -> bool:
+    def update(self, model: str | Path | None = None, progress: bool = False, truncate_dim: int | None = None) -> bool:
         """Reads new commits and the files that have changed since the last update, and encodes new chunks.
 
         Args:
@@ -260,7 +257,7 @@ class CodeIndex:
 
     def encode(
         self,
-        model: str | os.PathLike[str] | None = None,
+        model: str | Path | None = None,
         progress: bool = False,
         truncate_dim: int | None = None,
         wait: bool = True,
@@ -298,7 +295,7 @@ class CodeIndex:
                 vectors.embed_chunks(self.database, self.index_dir, encoder, progress, seconds)
                 self._keep(name, truncate_dim, encoder)
 
-    def use_encoder(self, model: str | os.PathLike[str] | None = None, truncate_dim: int | None = None) -> None:
+    def use_encoder(self, model: str | Path | None = None, truncate_dim: int | None = None) -> None:
         """Loads an encoder for the index, and deletes embeddings that came from a different encoder.
 
         Call `encode` to encode the chunks. Until then, a search finds chunks by words.
@@ -343,7 +340,7 @@ class CodeIndex:
                 for notice in remember(self.database, *source, progress, tip):
                     self.notify(notice)
 
-    def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
+    def _choice(self, model: str | Path | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
         """Returns the name and number of dimensions of the encoder to use. By default, both come from the index.
 
         Raises:
@@ -464,11 +461,10 @@ class CodeIndex:
             files, chunks = self._counts()
             reasons = Counter(self.skipped().values())
             skipped = dict(sorted(reasons.items(), key=lambda row: (-row[1], row[0])))
-            vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
+            traits = store.Segments(self.database).traits
             size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
-            counts = {"files": files, "chunks": chunks, "vendored": vendored, "skipped": skipped, "bytes": size}
-            counts |= {trait: len(self.with_trait(trait)) for trait in ("garbled", "broken")}
-            counts["model"] = self.model
+            counts = {"files": files, "chunks": chunks, "skipped": skipped, "bytes": size, "model": self.model}
+            counts |= {trait: int(traits[trait].sum()) for trait in ("vendored", "garbled", "broken")}
             if self.model:
                 counts["encoded"] = chunks - vectors.unencoded(self.database)
             if self.truncate_dim:
@@ -584,7 +580,7 @@ class CodeIndex:
         return snapshot.similarity(embedding)
 
 
-def open_for(folder: str | os.PathLike[str]) -> CodeIndex | None:
+def open_for(folder: str | Path) -> CodeIndex | None:
     """Opens a folder's index, or the index of the nearest indexed parent folder, limited to the folder.
 
     Returns:

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,24 +93,15 @@ class Search:
     @property
     def notices(self) -> list[str]:
         """The notices of all indexes, without duplicates."""
-        notices = []
-        for index in self.members:
-            notices += index.notices
-        return list(dict.fromkeys(notices))
+        return list(dict.fromkeys(chain.from_iterable(index.notices for index in self.members)))
 
     def evidence(self, lexical: bool = False) -> list[str]:
         """Returns what a search in any of the indexes can rank results by; see `CodeIndex.evidence`."""
-        found = []
-        for index in self.members:
-            found += index.evidence(lexical)
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(chain.from_iterable(index.evidence(lexical) for index in self.members)))
 
     def update(self, progress: bool = False) -> bool:
         """Updates all indexes. Returns True if files have changed."""
-        changed = False
-        for index in self.members:
-            changed |= index.update(progress=progress)
-        return changed
+        return any([index.update(progress=progress) for index in self.members])
 
     def search(
         self,

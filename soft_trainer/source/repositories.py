@@ -23,7 +23,7 @@ def repository_of(folder: str) -> tuple[str, str] | None:
     return None
 
 
-def git_dir(top: str | os.PathLike[str]) -> str:
+def git_dir(top: str | Path) -> str:
     """Returns the git directory of a repository. In a submodule or a linked working tree, `.git` is a file."""
     file = os.path.join(top, ".git")
     if not os.path.lexists(file):
@@ -34,7 +34,7 @@ def git_dir(top: str | os.PathLike[str]) -> str:
     return os.path.join(top, os.fsdecode(pointer.removeprefix(b"gitdir:").strip()))
 
 
-def common_dir(top: str | os.PathLike[str]) -> str:
+def common_dir(top: str | Path) -> str:
     """Returns the git directory that all working trees of a repository share."""
     folder = git_dir(top)
     shared = read_regular(os.path.join(folder, "commondir"), _MAX_BYTES)

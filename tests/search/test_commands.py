@@ -20,7 +20,7 @@ from soft_trainer.search import CodeIndex, Search, code_index
 from soft_trainer.search.code_index import open_for
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.measuring.judged import documentation_queries
-from soft_trainer.search.ranking.results import SearchResult, query_terms
+from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.serving.examples import example_queries
 
 ALONE = "compare scores only within this search\n"
@@ -355,7 +355,7 @@ def test_hostile_names_and_contents(command, tree):
 def test_the_lines_that_matter_are_shown():
     text = "\n".join(["def f():", *["    pass"] * 30, "    return total_price(items)", *["    pass"] * 30])
     result = SearchResult("a.py", 10, 71, "python", "f", 1.0, text)
-    lines = result.telling_lines(query_terms("total price"))
+    lines = result.telling_lines({"total", "pric"})
     assert lines[0] == (10, "def f():") and (41, "    return total_price(items)") in lines
 
 

@@ -73,7 +73,7 @@ _ARRAYS = {
 }
 
 
-def real_folder(folder: str | os.PathLike[str]) -> str:
+def real_folder(folder: str | Path) -> str:
     """Returns the absolute path of a folder, with links resolved. Raises UserError if there is no such folder."""
     real = ""
     if os.path.isdir(folder):  # "", such as an unset variable of a shell, is not the current folder
@@ -84,14 +84,14 @@ def real_folder(folder: str | os.PathLike[str]) -> str:
     return real
 
 
-def default_index_dir(folder: str | os.PathLike[str]) -> Path:
+def default_index_dir(folder: str | Path) -> Path:
     """Returns a tree's default index folder, which is in the user's cache, because another user may own the tree."""
     real = os.path.realpath(folder)
     name = re.sub(r"\W", "-", os.path.basename(real))[:40]
     return cache_dir() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
-def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
+def find_index_dir(folder: str | Path) -> Path | None:
     """Returns the index folder of a folder or of its nearest indexed parent, or None if neither is indexed.
 
     Raises:

@@ -5,7 +5,6 @@ A commit's subject serves as a query that should find the functions that the com
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import defaultdict
@@ -87,7 +86,7 @@ class QueryOutcome(NamedTuple):
     paths: list[str]
 
 
-def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
+def read_queries(path: str | Path) -> list[JudgedQuery]:
     """Reads judged queries: JSON lines with `repo`, `query`, `relevant`, `secondary`, and `category` or `language`.
 
     Raises:
@@ -187,9 +186,9 @@ def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
 
 
 def history_queries(
-    repository: str | os.PathLike[str],
+    repository: str | Path,
     language: str | None,
-    output_dir: str | os.PathLike[str],
+    output_dir: str | Path,
 ) -> tuple[list[JudgedQuery], MinedHistory]:
     """Creates queries from a repository's newest commits, and writes the tree before these commits to `output_dir`.
 

@@ -56,12 +56,12 @@ class Verdict(NamedTuple):
 
 
 def compare_searches(
-    repository: str | os.PathLike[str],
+    repository: str | Path,
     language: str | None = None,
     models: Sequence[str] = (),
     truncate_dim: int | None = None,
     external: str | None = None,
-    index_dir: str | os.PathLike[str] | None = None,
+    index_dir: str | Path | None = None,
 ) -> Verdict:
     """Compares how well searches find the functions that the newest commits changed. Commit subjects are the queries.
 

@@ -104,8 +104,3 @@ def parse_location(location: str) -> tuple[str, int]:
     if not path or not line.isdecimal() or len(line) > 9:
         raise UserError(f"{location}: expected PATH:LINE, such as src/dates.py:12")
     return path, int(line)
-
-
-def query_terms(query: str) -> set[str]:
-    """Returns the query's terms, to highlight in the results."""
-    return set(telling_terms(query))

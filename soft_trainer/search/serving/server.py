@@ -12,8 +12,9 @@ from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 from soft_trainer.errors import UserError
+from soft_trainer.search.index.words import telling_terms
 from soft_trainer.search.ranking.ranking import parse_query
-from soft_trainer.search.ranking.results import parse_location, query_terms, weak_notices
+from soft_trainer.search.ranking.results import parse_location, weak_notices
 from soft_trainer.search.serving.examples import example_queries
 from soft_trainer.search.serving.served_index import ServedIndex
 
@@ -50,7 +51,7 @@ class PageServer(ThreadingHTTPServer):
             results, notices = self.served.similar(*parse_location(options["like"]), MAX_RESULTS)
         else:
             results, notices = self.served.search(query, MAX_RESULTS, **filters)
-        wanted = query_terms(query)
+        wanted = set(telling_terms(query))
         rows = []
         for result in results:
             lines = [number for number, _ in result.telling_lines(wanted)]
