@@ -117,12 +117,10 @@ class ChangeReader:
 
     def _is_source(self, delta: pygit2.DiffDelta) -> bool:
         """Returns True if mining reads a changed file. Mining must be able to read a renamed file under both names."""
-        for file in (delta.old_file, delta.new_file):
-            if file.mode and file.mode not in REGULAR_FILES:
-                return False
-            if file.mode and not may_mine(decoded(file.raw_path) or "", self._languages):
-                return False
-        return True
+        files = [file for file in (delta.old_file, delta.new_file) if file.mode]
+        return all(
+            file.mode in REGULAR_FILES and may_mine(decoded(file.raw_path) or "", self._languages) for file in files
+        )
 
     def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> str:
         """Returns a commit's outcome. If the commit is kept, fills in the changed functions and the patch's hash.

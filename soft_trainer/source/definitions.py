@@ -207,9 +207,9 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
             continue
         if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
             continue
-        if language in PREPROCESSED and kind == "function":
-            if _STATEMENT.match(source, (name_node(node) or node).start_byte):
-                continue
+        c_function = language in PREPROCESSED and kind == "function"
+        if c_function and _STATEMENT.match(source, (name_node(node) or node).start_byte):
+            continue
         # A wrapper of an enclosing definition may end here too: a decorated class ends with its last method.
         first = around[-1].node.start_byte if around else 0
         own = [

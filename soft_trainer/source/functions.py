@@ -41,18 +41,6 @@ _STRINGS = ("string", "parenthesized_expression")  # the second may be a docstri
 _MAX_OVERLOADS = 50
 
 
-def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Function]]:
-    """Yields the row of each named function in `source` that has a body, and the function.
-
-    A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. `docstring` and
-    `docstring_tokens` are empty if a function has no documentation. If the documentation consists only of tags, only
-    `docstring_tokens` is empty.
-    """
-    file = FileFunctions(root, source, language, path)
-    for function in file.functions.values():
-        yield file.row(function), function
-
-
 class Function(NamedTuple):
     """A named function in a file.
 
@@ -192,8 +180,16 @@ class FileFunctions:
                     outer = outer.parent
                 yield ".".join(filter(None, scope)), documentation
 
+    def rows(self) -> list[Row]:
+        """Returns the row of each function."""
+        return list(map(self.row, self.functions.values()))
+
     def row(self, function: Function) -> Row:
-        """Returns a function's row with CodeSearchNet's columns; see `functions`."""
+        """Returns a function's row with CodeSearchNet's columns, except `repo` and `partition`.
+
+        These depend on the package. `docstring` and `docstring_tokens` are empty if a function has no documentation.
+        If the documentation consists only of tags, only `docstring_tokens` is empty.
+        """
         first, last = function.lines
         docstring = self.docstring(function)
         return {

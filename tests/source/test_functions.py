@@ -9,7 +9,7 @@ from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
 from soft_trainer.source.definitions import _without_inner_comments, parse
 from soft_trainer.source.documentation import document_tokens, summary
-from soft_trainer.source.functions import FileFunctions, functions
+from soft_trainer.source.functions import FileFunctions
 from soft_trainer.source.grammars import parses
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 
@@ -207,7 +207,7 @@ EMPTY_BODIES = {
 
 def rows_of(source: str, language: str) -> list[dict]:
     text = source.encode()
-    return [row for row, _ in functions(parse(text, language), text, language, "path")]
+    return FileFunctions(parse(text, language), text, language, "path").rows()
 
 
 @pytest.mark.parametrize("language", SOURCES)

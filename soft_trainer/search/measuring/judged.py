@@ -22,7 +22,7 @@ from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.index.chunks import language_of
 from soft_trainer.search.index.listing import list_tree
 from soft_trainer.source.definitions import parse
-from soft_trainer.source.functions import comments, functions
+from soft_trainer.source.functions import FileFunctions, comments
 from soft_trainer.source.git import open_repository, reporting_missing_objects, write_tree
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import read_text
@@ -149,7 +149,7 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
     if root is None:
         return [], source
     documents = []
-    for row, _ in functions(root, source, language, path):
+    for row in FileFunctions(root, source, language, path).rows():
         if row["docstring_tokens"] and not first_broken(row, DOCUMENT_RULES):
             documents.append(" ".join(row["docstring_tokens"]))
     bare = bytearray(source)
