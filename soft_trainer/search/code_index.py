@@ -512,7 +512,7 @@ class CodeIndex:
         """Returns the indexed files with one of `store.TRAITS`, such as "garbled"."""
         with self._turn():
             segments = store.Segments(self.database)
-            return list(compress(segments.paths(), segments.traits[trait]))
+            return list(compress(segments.paths, segments.traits[trait]))
 
     def _counts(self) -> tuple[int, int]:
         """Returns the numbers of files and chunks."""
@@ -529,15 +529,11 @@ class CodeIndex:
         with self._turn():
             return dict(self.database.execute(query, (self.prefix,)))
 
-    def load_encoder(self) -> None:
-        """Loads the index's encoder, which takes seconds. Raises UserError if loading fails."""
-        if self.model is not None:
-            self._encoder(self.model, self.truncate_dim, self._runtime)
-
-    def _query_encoder(self) -> TextEncoder:
-        """Returns the encoder that computed the embeddings. Raises UserError if loading fails."""
-        state = self._embeddings
-        return self._encoder(state["model"], state["truncate_dim"], state["runtime"])
+    def load_encoder(self) -> TextEncoder | None:
+        """Returns the index's encoder, if it has one. Loading takes seconds. Raises UserError if loading fails."""
+        if self.model is None:
+            return None
+        return self._encoder(self.model, self.truncate_dim, self._runtime)
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
@@ -547,7 +543,7 @@ class CodeIndex:
             try:
                 version = (self.database.execute("PRAGMA data_version").fetchone()[0], self.database.total_changes)
                 if version != self._cached_version:
-                    self._cached = Snapshot(self.database, self.index_dir, self.prefix, self._query_encoder)
+                    self._cached = Snapshot(self.database, self.index_dir, self.prefix, self.load_encoder)
                     self._cached_version = version
                 yield self._cached
             finally:
@@ -567,7 +563,7 @@ class CodeIndex:
             return unknown
         name = snapshot.state["model"]
         try:
-            encoder = self._query_encoder()
+            encoder = self.load_encoder()
             embedding = encoder.encode([query], "query")[0]
             if encoder.fingerprint != snapshot.state["fingerprint"]:
                 command = self.command("--model", name)

@@ -380,7 +380,7 @@ class _View:
         Many trees have a file such as `setup.py` or `index.js` outside folders. It is the frame's file only if it
         defines the function; otherwise, returns None.
         """
-        path = self.segments.paths()[file]
+        path = self.segments.paths[file]
         chunks = np.arange(*self.segments.firsts[file : file + 2])
         names = zip(chunks.tolist(), self.segments.names(chunks), strict=True)
         named = [chunk for chunk, name in names if frame.words.intersection(WORD.findall(name)[-1:])]

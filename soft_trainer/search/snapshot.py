@@ -97,7 +97,7 @@ class Snapshot:
             files &= np.isin(segments.languages, numbers)
         if path:
             pattern = path_filter(path)
-            for number, own in enumerate(map(composed, segments.paths())):
+            for number, own in enumerate(map(composed, segments.paths)):
                 files[number] &= bool(pattern.fullmatch(own) or pattern.fullmatch(composed(label) + own))
         chunks = files[segments.owners]
         if name:

@@ -135,7 +135,7 @@ def check(tree, index, fresh, near):
 
 
 def dead_chunks(index):
-    return store.count_stored(index.database)[1] - index.statistics()["chunks"]
+    return store.count_stored(index.database)[2] - index.statistics()["chunks"]
 
 
 def follow(tmp_path, seed, model, history, files=150, largest=2500, changes=6):

@@ -116,9 +116,9 @@ def read_commits(
         UserError: the repository cannot be read, or an object is missing.
     """
     with git.reporting_missing_objects(repository):
-        tip = tip or str(git.open_repository(repository).head.target)
         reader = ChangeReader(repository, seconds=PARSE_SECONDS)
         opened = reader.repository
+        tip = tip or str(opened.head.target)
         source = [prefix, git.shallow_ends(repository)]
         state = State.of(database)
         known = state is not None and state.source == source
@@ -129,7 +129,13 @@ def read_commits(
             return
         while state.head != tip or state.target:
             if not state.target:
-                _turn_to(tip, opened, database, state)
+                gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
+                with store.transaction(database):
+                    for table in ("commits", "renames"):
+                        database.executemany(f"DELETE FROM {table} WHERE id = ?", ((commit,) for commit in gone))
+                    state.read -= len(gone)
+                    state.target = tip
+                    state.save(database)
             _read_to_target(reader, database, state, progress)
         with store.transaction(database):
             state.save(database)
@@ -143,18 +149,6 @@ def forget(database: sqlite3.Connection) -> None:
         for table in ("commits", "renames", "memory", "commit_postings"):
             database.execute(f"DELETE FROM {table}")
         database.execute("DELETE FROM meta WHERE key = 'memory'")
-
-
-def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> None:
-    """Makes `tip` the commit to read up to. Deletes stored commits that are not ancestors of `tip`."""
-    gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
-    with store.transaction(database):
-        for table in ("commits", "renames"):
-            database.executemany(f"DELETE FROM {table} WHERE id = ?", ((commit,) for commit in gone))
-        state.read -= len(gone)
-        state.target = tip
-        state.done = 0
-        state.save(database)
 
 
 def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: State, progress: bool) -> None:

@@ -381,21 +381,16 @@ def decode_postings(rows: Iterable[tuple[int, bytes, bytes]]) -> tuple[np.ndarra
     return np.concatenate(chunks), np.frombuffer(counts, np.uint8)
 
 
-def count_segments(database: sqlite3.Connection) -> int:
-    """Returns the number of segments."""
-    return database.execute("SELECT count(*) FROM segments").fetchone()[0]
+def count_stored(database: sqlite3.Connection) -> tuple[int, int, int]:
+    """Returns how many segments there are, and their files and chunks, including removed files and chunks."""
+    sums = "coalesce(sum(length(languages)), 0) / 2, coalesce(sum(length(lengths)), 0) / 2"
+    return database.execute(f"SELECT count(*), {sums} FROM segments").fetchone()
 
 
-def count_stored(database: sqlite3.Connection) -> tuple[int, int]:
-    """Returns how many files and chunks the segments contain, including removed files and chunks."""
-    query = "SELECT coalesce(sum(length(languages)), 0) / 2, coalesce(sum(length(lengths)), 0) / 2 FROM segments"
-    return database.execute(query).fetchone()
-
-
-def files_below(database: sqlite3.Connection, prefix: str = "") -> list[int]:
-    """Returns the ids of the files whose path begins with `prefix`, ordered by path."""
-    query = "SELECT id FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
-    return [file for (file,) in database.execute(query, (prefix,))]
+def files_below(database: sqlite3.Connection, prefix: str) -> dict[str, int]:
+    """Returns the ids of the files whose path begins with `prefix`, by the rest of the path, in the order of paths."""
+    query = "SELECT substr(path, 1 + length(?1)), id FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
+    return dict(database.execute(query, (prefix,)))
 
 
 def indexed_path(database: sqlite3.Connection, path: str) -> str:
@@ -413,8 +408,8 @@ def compact(database: sqlite3.Connection) -> None:
     segments = Segments(database)
     total = len(segments.lengths)
     # Each segment stores its terms again, so a few segments would double the size of a small index.
-    few = count_segments(database) <= min(MAX_SEGMENTS, 1 + total // SEGMENT_CHUNKS)
-    if few and count_stored(database)[1] <= total * (1 + MAX_DEAD_SHARE):
+    number, _, stored = count_stored(database)
+    if number <= min(MAX_SEGMENTS, 1 + total // SEGMENT_CHUNKS) and stored <= total * (1 + MAX_DEAD_SHARE):
         return
     vocabulary = []
     chunk = [np.zeros(0, np.int32)]
@@ -454,7 +449,7 @@ class Segments:
     in this order. Their numbers in the database are different.
 
     Attributes:
-        ids: each file's id in the database.
+        paths, ids: each file's path, without the prefix, and its id in the database.
         lengths, owners, kinds: each chunk's number of terms, file and kind.
         digests: the digest of each chunk's text, which identifies its embedding.
         languages: each file's language.
@@ -467,8 +462,9 @@ class Segments:
 
     def __init__(self, database: sqlite3.Connection, prefix: str = ""):
         self.database = database
-        self.prefix = prefix
-        self.ids = np.array(files_below(database, prefix), np.int64)
+        files = files_below(database, prefix)
+        self.paths = list(files)
+        self.ids = np.array(list(files.values()), np.int64)
         columns = map(self._column, _ARRAYS)
         self.lengths, self.owners, self.kinds, self.digests, self.languages, self.traits = columns
         stored_files = len(self.languages)
@@ -503,11 +499,6 @@ class Segments:
         query = "SELECT width, chunks, counts FROM postings WHERE term = ? ORDER BY segment"
         chunks, counts = self.decode(self.database.execute(query, (term,)))
         return chunks, counts.astype(np.float32)
-
-    def paths(self) -> list[str]:
-        """Returns each file's path, without the prefix."""
-        query = "SELECT path FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
-        return [path.removeprefix(self.prefix) for (path,) in self.database.execute(query, (self.prefix,))]
 
     def chunks_of(self, path: str) -> list[tuple[int, int, str]]:
         """Returns (chunk, last line, name) for each chunk of a file, or [] if the file is not in the segments."""
@@ -547,6 +538,7 @@ class JoinedSegments:
         self.kinds = joined_arrays(parts, "kinds")
         self.languages = joined_arrays(parts, "languages")
         self.traits = joined_arrays(parts, "traits")
+        self.paths = list(itertools.chain.from_iterable(part.paths for part in parts))
         self.first_chunks = []
         owners = []
         files = chunks = 0
@@ -567,10 +559,6 @@ class JoinedSegments:
             chunks.append(own + first)
             counts.append(times)
         return np.concatenate(chunks), np.concatenate(counts)
-
-    def paths(self) -> list[str]:
-        """Returns each file's path. See `Segments.paths`."""
-        return [path for part in self.parts for path in part.paths()]
 
     def names(self, chunks: np.ndarray) -> list[str]:
         """Returns the qualified names of `chunks`, which must be in ascending order. See `Segments.names`."""

@@ -152,7 +152,7 @@ def _write_segment(
 ) -> None:
     """Writes the files, chunks and postings of several batches."""
     known = store.get_meta(database, "languages", [])
-    file, first = store.count_stored(database)
+    number, file, first = store.count_stored(database)
     owners = []
     languages = []
     numbers = []  # of the chunks in the database
@@ -168,7 +168,6 @@ def _write_segment(
             owners += [file] * chunks
             file += 1
     store.set_meta(database, "languages", known)
-    number = store.count_segments(database)
     joined = partial(store.joined_arrays, batches)
     store.insert_postings(database, number, vocabulary, joined("term"), np.concatenate(numbers), joined("count"))
     traits = list(chain.from_iterable(batch.traits for batch in batches))

@@ -189,7 +189,7 @@ def _pending(database: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
         before = len(known)
         segments = Segments(database)
         waiting = segments.owners[rows_of(database, segments.digests) < 0]
-        paths = segments.paths()
+        paths = segments.paths
         for number in dict.fromkeys(waiting.tolist()):
             for *row, language in database.execute(query, (paths[number],)):
                 for text in _embedded_texts(*row):

@@ -138,7 +138,7 @@ def files_at(paths: Iterable[Sequence[str]], segments: Segments, least: int = 1)
         paths: folders and a file name each.
         least: the number of names that must be the same, unless the path or the file's path has fewer.
     """
-    ends = [path.split("/")[::-1] for path in segments.paths()]
+    ends = [path.split("/")[::-1] for path in segments.paths]
     same_name = defaultdict(list)
     for number, names in enumerate(ends):
         same_name[names[0]].append(number)

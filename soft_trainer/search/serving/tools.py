@@ -84,7 +84,7 @@ def tool_server(served: ServedIndex):
                 raise
 
     tools = []
-    for function in (*_searches(served), _reader(served)):
+    for function in _functions(served):
         hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
         # Structured output would send every answer twice.
         tool = CheckedTool.from_function(function, annotations=hints, structured_output=False)
@@ -98,7 +98,9 @@ def tool_server(served: ServedIndex):
     return MCPServer("soft-trainer", instructions=instructions, version=soft_trainer.__version__, tools=tools)
 
 
-def _searches(served: ServedIndex) -> tuple[Callable[..., str], ...]:
+def _functions(served: ServedIndex) -> tuple[Callable[..., str], ...]:
+    """Returns the tools as functions. Agents read their docstrings."""
+
     def search(
         query: str,
         limit: int = 10,
@@ -144,10 +146,6 @@ def _searches(served: ServedIndex) -> tuple[Callable[..., str], ...]:
         check_query("similar", limit)
         return _shown(*served.similar(path, line, min(limit, MAX_RESULTS)), max_tokens)
 
-    return search, similar
-
-
-def _reader(served: ServedIndex) -> Callable[..., str]:
     def read(path: str, start_line: int = 1, end_line: int | None = None, start_column: int = 1) -> str:
         """Read lines of an indexed file. A long answer is cut off and ends with the arguments for the next call.
 
@@ -195,7 +193,7 @@ def _reader(served: ServedIndex) -> Callable[..., str]:
             rest += f", start_column={next_column}"
         return f"{answer}\n\nCut off here. To continue, call `read` with {rest}."
 
-    return read
+    return search, similar, read
 
 
 def _shown(results: list[SearchResult], notices: list[str], max_tokens: int) -> str:
