@@ -94,7 +94,7 @@ def _index(arguments: argparse.Namespace, tree: str, index_dir: str | Path) -> I
     choice = {"model": arguments.model, "truncate_dim": arguments.truncate_dim}
     with CodeIndex.build(tree, index_dir, progress=True, **choice) as index:
         yield index
-        for notice in dict.fromkeys(index.notices):
+        for notice in index.notices:
             print_on_main(notice)
 
 

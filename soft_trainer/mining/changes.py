@@ -191,10 +191,9 @@ def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str, se
 
     The result is empty if mining skips the file or if the file cannot be parsed.
     """
-    language = mined_language(path)
     source = readable(blob(repository, oid), path, strict=True)
     if isinstance(source, str):  # the reason to skip it
-        return FileFunctions(None, b"", language, path)
+        return FileFunctions(None, b"", mined_language(path), path)
     language = source_language(path, source)
     return FileFunctions(parse(source, language, seconds), source, language, path)
 

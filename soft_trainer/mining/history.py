@@ -276,52 +276,41 @@ class _History:
         Args:
             corpus: the urls of the corpus. Functions that did not exist at the cut are not relevant to any query.
         """
+        spans = {  # the indices of each split's commits, and the commits that were not merged after the next cut
+            "train": (range(self.valid_start), self._before_valid),
+            "valid": (range(self.valid_start, self.test_start), self._before_test),
+            "test": (range(self.test_start, len(self.changes)), {change.commit for change in self.changes}),
+        }
         counts = Counter()
-        everything = {change.commit for change in self.changes}
-        train = self._rows("train", range(self.valid_start), self._before_valid, corpus, counts)
-        valid = self._rows("valid", range(self.valid_start, self.test_start), self._before_test, corpus, counts)
-        test = self._rows("test", range(self.test_start, len(self.changes)), everything, corpus, counts)
-        return {"train": train, "valid": valid, "test": test}, counts
-
-    def _rows(
-        self, split: str, span: range, ancestors: set[str], corpus: Collection[str], counts: Counter[str]
-    ) -> list[Row]:
-        """Returns the distinct rows of one split, newest first.
-
-        Args:
-            split: the name of the split.
-            span: the indices of the split's commits.
-            ancestors: the ids of the commits that may be in the split. Other commits were merged after the next cut.
-            corpus: the urls of the functions that may be relevant in valid and test.
-            counts: the number of commits per outcome, to which this split's commits are added.
-        """
-        earlier = set()
-        for change in self.changes[: span.start]:
-            earlier.update((change.query.casefold(), change.patch))
-        earlier.discard("")
-        rows: dict[tuple[str, str], Row] = {}
-        for index in reversed(span):
-            change = self.changes[index]
-            answers = [row for row in change.functions if split == "train" or row["url"] in corpus]
-            if not change.functions:
-                outcome = change.outcome
-            elif change.commit not in ancestors:
-                outcome = "on a branch merged after a cut"
-            elif not earlier.isdisjoint((change.query.casefold(), change.patch)):
-                outcome = f"{split}: subject or patch occurs before"
-            elif not answers:
-                outcome = f"{split}: no function that existed at the cut"
-            else:
-                outcome = split
-            counts[outcome] += 1
-            if outcome != split:
-                continue
-            own = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
-            for row in answers:
-                pair = change.query, row["url"]
-                # The newest version stays, at the position of the oldest.
-                rows[pair] = rows.pop(pair, row | own | {"partition": split, "source": "history"})
-        return list(rows.values())
+        rows = {}
+        for split, (span, ancestors) in spans.items():
+            earlier = set()
+            for change in self.changes[: span.start]:
+                earlier.update((change.query.casefold(), change.patch))
+            earlier.discard("")
+            pairs = {}
+            for change in self.changes[span.start : span.stop][::-1]:
+                answers = [row for row in change.functions if split == "train" or row["url"] in corpus]
+                if not change.functions:
+                    outcome = change.outcome
+                elif change.commit not in ancestors:
+                    outcome = "on a branch merged after a cut"
+                elif not earlier.isdisjoint((change.query.casefold(), change.patch)):
+                    outcome = f"{split}: subject or patch occurs before"
+                elif not answers:
+                    outcome = f"{split}: no function that existed at the cut"
+                else:
+                    outcome = split
+                counts[outcome] += 1
+                if outcome != split:
+                    continue
+                own = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
+                for row in answers:
+                    pair = change.query, row["url"]
+                    # The newest version stays, at the position of the oldest.
+                    pairs[pair] = pairs.pop(pair, row | own | {"partition": split, "source": "history"})
+            rows[split] = list(pairs.values())
+        return rows, counts
 
     def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
         """Returns the rows of the corpus, without documentation, and `MinedHistory.spans`."""

@@ -481,11 +481,11 @@ class CodeIndex:
             lexical: whether the search ignores the encoder.
         """
         found = ["words"]
-        with self._turn():
-            if store.get_meta(self.database, "memory", {"weight": 0.0})["weight"]:
+        with self.snapshot() as snapshot:
+            if snapshot.memory.weight:
                 found.append("commits")
-            if self.model and not lexical:
-                found.append(f"encoder {self.model}")
+        if self.model and not lexical:
+            found.append(f"encoder {self.model}")
         return found
 
     def contains(self, folder: str) -> bool:

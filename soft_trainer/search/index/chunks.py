@@ -152,9 +152,7 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
 def first_paragraph(text: bytes) -> bytes:
     """Returns the first paragraph of a chunk's documentation, or b"" if it has none."""
     found = _PARAGRAPH.search(text[:_MAX_BEFORE_PARAGRAPH])
-    if not found:
-        return b""
-    return next(filter(None, found.groups()), b"")
+    return found[found.lastindex] if found else b""
 
 
 def _blocks(lines: list[bytes], start: int, end: int, chunk: Chunk, language: str) -> list[Chunk]:

@@ -44,8 +44,6 @@ def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
 
     A target counts only at its first position. If a target is repeated, the repetition still takes up a position.
     """
-    if not targets:
-        return Measures(0.0, 0.0, 0.0)
     firsts = {}
     for rank, item in enumerate(ranked, 1):
         if item in targets:

@@ -88,7 +88,7 @@ def compare_searches(
             index.remember(progress=True, repository=os.fspath(repository), tip=mined.cut)
             for name, search in _systems(index, models, truncate_dim):
                 measured[name] = score_search(queries, mined, search)
-            notices = list(dict.fromkeys(index.notices))
+            notices = list(index.notices)
         if program:
             measured[program.name] = score_search(queries, mined, partial(program.search, tree))
             if program.failures:

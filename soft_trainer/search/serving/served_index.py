@@ -109,10 +109,10 @@ class _Keeper:
         """
         self._start_encoder()
         started = time.monotonic()
-        if self.update and (started >= self.next_check or self.index.is_deleted()):
-            database = self.index.database
+        deleted = self.index.is_deleted()
+        if self.update and (deleted or started >= self.next_check):
             self.index.refresh(encode=False)
-            if self.index.database is not database:  # it was deleted and made again, without commits
+            if deleted:  # it was made again, without commits
                 self.commits_read = -1
             self._remember()
             self.work.set()
