@@ -100,7 +100,7 @@ def test_chunks_that_a_search_has_left_are_encoded_after_its_answer(command, tre
     assert command("search", "--folder", tree, "brand_new_7")[2] == f"ranked by words, encoder stub; {ALONE}"
 
 
-def test_commands_that_are_shown_can_be_run(command, tree, stub, monkeypatch):
+def test_commands_that_are_shown_can_be_run(command, tree, stub):
     spaced, kept = tree.rename(tree.with_name("my tree")), tree.with_name("my index")
     out = command("index", spaced, "--index_dir", kept, "--model", "stub")[1]
     shown = shlex.split(out.split("Search it: soft-trainer ")[1])
@@ -225,14 +225,14 @@ def test_a_served_index_follows_no_update_lexical_and_the_query(command, tree, s
     assert seen[1][0] is False and seen[1][1][0].path == "new.py"
 
 
-def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub, monkeypatch):
+def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub):
     command("index", tree, "--model", "stub")
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
 
     def gone(self, texts):
         raise UserError("stub: no such folder")
 
-    monkeypatch.setattr(stub, "queries", gone)
+    stub.queries = gone
     code, out, err = command("search", "--folder", tree, "brand_new")
     assert code == 0 and out.startswith("new.py:1") and "searching only by words: stub" in err
     place = store.default_index_dir(tree)
@@ -368,14 +368,14 @@ def test_a_stopped_index_says_what_is_kept_and_goes_on(command, tree, stub, monk
             raise KeyboardInterrupt
         return original(self, texts, languages)
 
-    monkeypatch.setattr(stub, "codes", stopping)
+    stub.codes = stopping
     code, out, err = command("index", tree, "--model", "stub")
     assert (code, out) == (130, "") and err.count("\n") == 1
     index = CodeIndex.open(store.default_index_dir(tree))
     kept = index.statistics()
     assert 0 < kept["encoded"] < kept["chunks"] and index.search("parse date")[0].name == "parse_date"
     assert f"stopped: {kept['encoded']} of {kept['chunks']} chunks are encoded" in err
-    monkeypatch.setattr(stub, "codes", original)
+    stub.codes = original
     assert command(*shlex.split(err.split("`")[1])[1:])[0] == 0  # the command that the message names
     assert index.statistics()["encoded"] == kept["chunks"] and len(stub.encoded) == len(set(stub.encoded))
 

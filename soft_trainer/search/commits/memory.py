@@ -191,12 +191,19 @@ def choose_weight(database: sqlite3.Connection) -> Choice:
     if len(queries) < MIN_QUERIES:
         return Choice(0.0, len(queries), {})
     found = np.array([_reciprocal_ranks(number, text, right, segments, memory) for number, text, right in queries])
-    best = found[:, found.mean(0).argmax()]
-    behind = best[:, None] - found
-    error = behind.std(0, ddof=1) / np.sqrt(len(queries))
-    weight = WEIGHTS[int(np.argmax(behind.mean(0) <= error))]
     mrr = dict(zip(map(str, WEIGHTS), found.mean(0).round(4).tolist(), strict=True))
-    return Choice(weight, len(queries), mrr)
+    return Choice(smallest_good_weight(found), len(queries), mrr)
+
+
+def smallest_good_weight(ranks: np.ndarray) -> float:
+    """Returns the smallest of `WEIGHTS` whose mean is within one standard error of the best.
+
+    Args:
+        ranks: each query's reciprocal rank for each weight, float[queries, weights].
+    """
+    behind = ranks[:, [ranks.mean(0).argmax()]] - ranks
+    error = behind.std(0, ddof=1) / np.sqrt(len(ranks))
+    return WEIGHTS[int(np.argmax(behind.mean(0) <= error))]
 
 
 def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[int, str, set[int]]]:
