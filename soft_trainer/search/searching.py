@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -329,9 +329,7 @@ class _View:
             text: the query as typed. If it is an error message or a stack trace, what it comes from is first.
         """
         ranked = dict(ranking.order_chunks(scores, self.segments, allowed, limit + CANDIDATES))
-        if "\n" not in text.strip():
-            ranked |= self._raising(message_words(text), list(ranked)[:CANDIDATES], query.test_factor)
-        ranked |= self._innermost(text, allowed)
+        ranked |= self._sources(text, list(ranked)[:CANDIDATES], allowed, query.test_factor)
         results: dict[Any, SearchResult] = {}
         for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1]):
             if len(results) == limit:
@@ -350,29 +348,32 @@ class _View:
             results[key] = replace(result, weak=weak)
         return list(results.values())
 
-    def _raising(self, message: Sequence[str], chunks: Iterable[int], test_factor: float) -> dict[int, float]:
-        """Returns a score for each of the chunks that raises an error message, higher than all other scores."""
-        scores = {}
-        if not 1 < len(message) <= MAX_MESSAGE:
-            return scores
-        for chunk in sorted(chunks):
-            part = self._part_of(chunk)
-            if size := words_raised(message, part.snapshot.result(chunk - part.chunks.start), part.snapshot.text_of):
-                if self.segments.traits["test"][self.segments.owners[chunk]]:
-                    size *= test_factor
-                scores[chunk] = ranking.EXACT_MEMBER + size
-        return scores
+    def _sources(
+        self, text: str, chunks: list[int], allowed: np.ndarray | None, test_factor: float
+    ) -> dict[int, float]:
+        """Returns a score for each chunk that a message or a stack trace comes from, higher than all other scores.
 
-    def _innermost(self, text: str, allowed: np.ndarray | None) -> dict[int, float]:
-        """Returns a score for each chunk of a stack trace's innermost frames, higher than all other scores."""
-        scores = {}
+        Args:
+            chunks: the chunks among which an error message is looked for.
+        """
+        raising = {}
+        message = message_words(text)
+        if "\n" not in text.strip() and 1 < len(message) <= MAX_MESSAGE:
+            for chunk in sorted(chunks):
+                part = self._part_of(chunk)
+                result = part.snapshot.result(chunk - part.chunks.start)
+                if size := words_raised(message, result, part.snapshot.text_of):
+                    if self.segments.traits["test"][self.segments.owners[chunk]]:
+                        size *= test_factor
+                    raising[chunk] = ranking.EXACT_MEMBER + size
+        innermost = {}
         trace = frames(text)[:CANDIDATES]
         for frame, files in zip(trace, files_at([frame.path for frame in trace], self.segments, 2), strict=True):
-            if files and len(scores) < FRAMES:
+            if files and len(innermost) < FRAMES:
                 chunk = self._chunk_of(frame, files[0])
                 if chunk is not None and (allowed is None or allowed[chunk]):
-                    scores.setdefault(chunk, ranking.EXACT_MEMBER + FRAMES - len(scores))
-        return scores
+                    innermost.setdefault(chunk, ranking.EXACT_MEMBER + FRAMES - len(innermost))
+        return raising | innermost
 
     def _chunk_of(self, frame: Frame, file: int) -> int | None:
         """Returns the chunk at a frame's line, or the nearest chunk with the function's name if the line has moved.

@@ -190,9 +190,17 @@ def choose_weight(database: sqlite3.Connection) -> Choice:
     queries = _queries(database, memory)
     if len(queries) < MIN_QUERIES:
         return Choice(0.0, len(queries), {})
-    found = np.array([_reciprocal_ranks(number, text, right, segments, memory) for number, text, right in queries])
-    mrr = dict(zip(map(str, WEIGHTS), found.mean(0).round(4).tolist(), strict=True))
-    return Choice(smallest_good_weight(found), len(queries), mrr)
+    ranks = np.zeros((len(queries), len(WEIGHTS)))  # reciprocal ranks, 0 below rank `DEPTH`
+    for row, (number, text, right) in zip(ranks, queries, strict=True):
+        query = ranking.parse_query(text)
+        scores = ranking.score(query, segments)
+        votes = memory.votes(query, before=number)
+        for column, weight in enumerate(WEIGHTS):
+            voted = ranking.with_votes(scores, segments, weight * votes.shares)
+            ranked = ranking.order_chunks(voted, segments, None, DEPTH)
+            row[column] = next((1 / rank for rank, (chunk, _) in enumerate(ranked, 1) if chunk in right), 0.0)
+    mrr = dict(zip(map(str, WEIGHTS), ranks.mean(0).round(4).tolist(), strict=True))
+    return Choice(smallest_good_weight(ranks), len(queries), mrr)
 
 
 def smallest_good_weight(ranks: np.ndarray) -> float:
@@ -221,18 +229,3 @@ def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[i
         if len(queries) == MAX_QUERIES:
             break
     return queries
-
-
-def _reciprocal_ranks(
-    number: int, text: str, right: set[int], segments: store.Segments, memory: CommitMemory
-) -> list[float]:
-    """Returns the reciprocal rank of the first relevant chunk for each weight, or 0 below rank `DEPTH`."""
-    query = ranking.parse_query(text)
-    scores = ranking.score(query, segments)
-    votes = memory.votes(query, before=number)
-    found = []
-    for weight in WEIGHTS:
-        voted = ranking.with_votes(scores, segments, weight * votes.shares)
-        ranked = ranking.order_chunks(voted, segments, None, DEPTH)
-        found.append(next((1 / rank for rank, (chunk, _) in enumerate(ranked, 1) if chunk in right), 0.0))
-    return found

@@ -138,7 +138,6 @@ def read_commits(
                     state.save(database)
             _read_to_target(reader, database, state, progress)
         with store.transaction(database):
-            state.save(database)
             state.kept = _write_postings(database)
             state.save(database)
 

@@ -58,10 +58,10 @@ def find_changes(database: sqlite3.Connection, folder: str, patterns: dict[str, 
     for path, why, size, time in database.execute("SELECT path, reason, size, changed FROM skipped"):
         if size is None:
             by_name[path] = why
-        elif why in _UNSTABLE and os.access(os.path.join(folder, path), os.R_OK):
-            known[path] = None  # a change of permissions changes neither size nor time
-        elif why == MINIFIED and path in listing.included:
-            known[path] = None  # the pattern is new
+        elif (why in _UNSTABLE and os.access(os.path.join(folder, path), os.R_OK)) or (
+            why == MINIFIED and path in listing.included
+        ):
+            known[path] = None  # a change of permissions changes neither size nor time, or the pattern is new
         else:
             known[path] = (size, time)
     changed = []
@@ -143,37 +143,30 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
                 database.execute("UPDATE files SET size = ?, changed = ? WHERE path = ?", (*stats[path], path))
             for path, why in batch.skipped.items():
                 database.execute("INSERT INTO skipped VALUES (?, ?, ?, ?)", (path, why, *stats[path]))
-        if any(batch.files for batch in batches):
-            _write_segment(database, stats, vocabulary, batches)
-
-
-def _write_segment(
-    database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]
-) -> None:
-    """Writes the files, chunks and postings of several batches."""
-    known = store.get_meta(database, "languages", [])
-    number, file, first = store.count_stored(database)
-    owners = []
-    languages = []
-    numbers = []  # of the chunks in the database
-    for batch in batches:
-        numbers.append(batch.chunk + len(owners) + first)
-        for path, language, chunks, digest, spans, text in batch.files:
-            values = file, path, *stats[path], language, chunks, digest
-            database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-            database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, spans, text))
-            if language not in known:
-                known.append(language)
-            languages.append(known.index(language))
-            owners += [file] * chunks
-            file += 1
-    store.set_meta(database, "languages", known)
-    joined = partial(store.joined_arrays, batches)
-    store.insert_postings(database, number, vocabulary, joined("term"), np.concatenate(numbers), joined("count"))
-    traits = list(chain.from_iterable(batch.traits for batch in batches))
-    store.insert_segment(
-        database, number, joined("lengths"), owners, joined("kinds"), joined("digests"), languages, traits
-    )
+        known = store.get_meta(database, "languages", [])
+        number, file, first = store.count_stored(database)
+        owners = []
+        languages = []
+        numbers = []  # of the chunks in the database
+        for batch in batches:
+            numbers.append(batch.chunk + len(owners) + first)
+            for path, language, chunks, digest, spans, text in batch.files:
+                values = file, path, *stats[path], language, chunks, digest
+                database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, spans, text))
+                if language not in known:
+                    known.append(language)
+                languages.append(known.index(language))
+                owners += [file] * chunks
+                file += 1
+        if not languages:
+            return
+        store.set_meta(database, "languages", known)
+        joined = partial(store.joined_arrays, batches)
+        store.insert_postings(database, number, vocabulary, joined("term"), np.concatenate(numbers), joined("count"))
+        traits = list(chain.from_iterable(batch.traits for batch in batches))
+        arrays = joined("lengths"), owners, joined("kinds"), joined("digests"), languages, traits
+        store.insert_segment(database, number, *arrays)
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
