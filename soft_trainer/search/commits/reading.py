@@ -103,9 +103,7 @@ def remember(
     return problems
 
 
-def read_commits(
-    database: sqlite3.Connection, repository: str, prefix: str = "", tip: str | None = None, progress: bool = False
-) -> None:
+def read_commits(database: sqlite3.Connection, repository: str, prefix: str, tip: str | None, progress: bool) -> None:
     """Reads the commits made since the last call, and deletes commits that have left the history, as after a rebase.
 
     Args:

@@ -124,14 +124,9 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
 
 def _check_owner(index_dir: Path) -> None:
     """Raises UserError if another user could have written to the index."""
-    owners = {index_dir.stat().st_uid}
-    links = False
-    for name in (*_DATABASE_FILES, SETTINGS):
-        file = index_dir / name
-        if os.path.lexists(file):
-            owners.add(file.lstat().st_uid)
-            links |= file.is_symlink()
-    if links or owners != {os.geteuid()}:
+    files = [file for name in (*_DATABASE_FILES, SETTINGS) if os.path.lexists(file := index_dir / name)]
+    owners = {index_dir.stat().st_uid, *(file.lstat().st_uid for file in files)}
+    if owners != {os.geteuid()} or any(map(Path.is_symlink, files)):
         raise UserError(
             f"{index_dir}: not trusted, because it is a link or belongs to another user; choose another index_dir"
         )

@@ -51,7 +51,7 @@ def digest(embedded: bytes) -> int:
 
 
 def embed_chunks(
-    database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, progress: bool, seconds: float = math.inf
+    database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, progress: bool, seconds: float
 ) -> None:
     """Encodes every text that has no embedding yet, for about so many seconds. The next call continues.
 
@@ -71,7 +71,7 @@ def embed_chunks(
             started = time.perf_counter()
             digests, texts, languages = zip(*group, strict=True)
             rows = (state["scale"] * encoder.encode(texts, "code", languages)).astype("<f2")
-            _append(vector_file(index_dir, state["number"]), state["rows"], rows)
+            _append(vector_file(index_dir, state), state["rows"], rows)
             with transaction(database):
                 named = state["rows"], np.array(digests, "<i8").tobytes()
                 database.execute("INSERT INTO vectors VALUES (?, ?)", named)
@@ -94,7 +94,7 @@ def embed_chunks(
         state = _compacted(database, index_dir, state)
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     for path in index_dir.glob("vectors-*.f16"):  # a reader keeps its file until the end
-        if path != vector_file(index_dir, state["number"]):
+        if path != vector_file(index_dir, state):
             path.unlink(missing_ok=True)
 
 
@@ -175,9 +175,9 @@ def _embedded_texts(path: str, spans: str, text: bytes) -> Iterator[bytes]:
         yield embedded_text(path, name, lines[start - 1 : end])
 
 
-def vector_file(index_dir: Path, number: int) -> Path:
-    """Returns the path of an embedding file. Each rewrite uses the next number."""
-    return index_dir / f"vectors-{number:06d}.f16"
+def vector_file(index_dir: Path, state: dict) -> Path:
+    """Returns the path of the file of embeddings. Each rewrite uses the next number."""
+    return index_dir / f"vectors-{state['number']:06d}.f16"
 
 
 def _pending(database: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
@@ -215,7 +215,7 @@ def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> di
     digests = _digests(database)
     used = np.flatnonzero(np.isin(digests, Segments(database).digests))
     state = state | {"number": state["number"] + 1, "rows": len(used)}
-    path = vector_file(index_dir, state["number"])
+    path = vector_file(index_dir, state)
     path.unlink(missing_ok=True)
     for start in range(0, len(used), 65_536):
         _append(path, start, np.asarray(old[used[start : start + 65_536]]))
@@ -228,7 +228,7 @@ def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> di
 
 def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
     """Returns the memory-mapped embeddings, float16[rows, d]. Raises UserError if the file is too short."""
-    path = vector_file(index_dir, state["number"])
+    path = vector_file(index_dir, state)
     shape = (state["rows"], state["dimension"])
     if not state["rows"]:
         return np.zeros(shape, np.float16)

@@ -95,8 +95,9 @@ def read_queries(path: str | Path) -> list[JudgedQuery]:
     for line, row in read_json_lines(path):
         try:
             for key in ("relevant", "secondary"):
-                if not (isinstance(row.get(key, []), list) and all(isinstance(one, str) for one in row.get(key, []))):
-                    raise UserError(f'{line}: {key}={row[key]!r}: expected a list of paths, such as ["src/dates.py"]')
+                paths = row.get(key, [])
+                if not (isinstance(paths, list) and all(isinstance(path, str) for path in paths)):
+                    raise UserError(f'{line}: {key}={paths!r}: expected a list of paths, such as ["src/dates.py"]')
             for key in ("repo", "query"):
                 if not (isinstance(row[key], str) and row[key].strip()):
                     raise UserError(f"{line}: {key}={row[key]!r}: expected a non-empty string")

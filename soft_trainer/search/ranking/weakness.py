@@ -18,7 +18,7 @@ ENOUGH = 2  # the number of parts that a strong result must contain, unless the 
 FEW = 16  # the first words of a long text, which usually contain enough parts
 
 
-def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit] = ()) -> bool:
+def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit]) -> bool:
     """Returns True if a file and the commits that voted for it contain too few of the query's words.
 
     Args:
