@@ -142,13 +142,16 @@ class Search:
             if allowed is not None and not allowed.any():
                 return []
             similarity = None
+            trust = 1.0
             if not lexical and self._has_one_encoder(view):
+                if view.parts[0].snapshot.state["runtime"] == "static":
+                    trust = ranking.STATIC
                 pairs = zip(self.members, view.parts, strict=True)
                 similarity = np.concatenate([index.similarity_to(query, part.snapshot) for index, part in pairs])
             votes = NO_VOTES
             if commits:
                 votes = view.votes(queries[0])
-            each = [ranking.score(parsed, view.segments, similarity, votes.shares, view.trust) for parsed in queries]
+            each = [ranking.score(parsed, view.segments, similarity, votes.shares, trust) for parsed in queries]
             scores = each[0]
             if len(queries) > 1:
                 scores = fuse(each, queries, named_files(query, view.segments), view.segments, allowed)
@@ -282,16 +285,11 @@ class _View:
         Returns None if that chunk has no embedding.
         """
         own = self._part_of(chunk)
-        embedding = own.snapshot.embedding(chunk - own.chunks.start)
-        if embedding is None:
+        row = own.snapshot.slots[chunk - own.chunks.start]
+        if row < 0:
             return None
+        embedding = own.snapshot.vectors[row].astype(np.float32)
         return np.concatenate([part.snapshot.similarity(embedding) for part in self.parts])
-
-    @property
-    def trust(self) -> float:
-        """The factor for the weight of similarities, which is lower if they come from a static encoder."""
-        runtimes = {part.snapshot.state["runtime"] for part in self.parts if part.snapshot.state}
-        return ranking.STATIC if runtimes == {"static"} else 1.0
 
     def votes(self, query: ranking.Query) -> Votes:
         """Returns the weighted votes of all indexes' commits for chunks that may answer the query."""
@@ -310,8 +308,8 @@ class _View:
         if votes.commits:
             found.append("commits")
         if similarity is not None and not np.isnan(similarity).all():
-            found += [f"encoder {part.snapshot.state['model']}" for part in self.parts if part.snapshot.state]
-        return list(dict.fromkeys(found))
+            found.append(f"encoder {self.parts[0].snapshot.state['model']}")
+        return found
 
     def best(
         self,

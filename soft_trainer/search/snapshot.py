@@ -62,12 +62,6 @@ class Snapshot:
         """Computes each chunk's similarity to a query, float32[chunks], or NaN for a chunk without an embedding."""
         return np.append(vectors.similarities(self.vectors, embedding), np.float32(np.nan))[self.slots]
 
-    def embedding(self, chunk: int) -> np.ndarray | None:
-        """Returns a chunk's embedding, or None if it has none."""
-        if not self.state or self.slots[chunk] < 0:
-            return None
-        return self.vectors[self.slots[chunk]].astype(np.float32)
-
     def noise(self) -> float:
         """Returns the highest similarity between any chunk and meaningless queries of random letters."""
         if self._noise is None:

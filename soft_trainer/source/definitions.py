@@ -63,7 +63,7 @@ _MACROS = (
     rb"(\b(?!KEYWORD)\w+[\s*&]+(?!KEYWORD|TYPE)\w*[a-z]\w*(?:\[\w*\])?\s+)(CAPITALS)(?=\s*[,)])",  # (int n UNUSED)
     rb"(\)(?:[ \t]*\n[ \t])?[ \t]*(?:const\s+)?)(CAPITALS)(?=\s*\{)",  # int total() API {
 )
-_BLANKS = bytes(10 if byte == 10 else 32 for byte in range(256))  # for `bytes.translate`: line breaks stay
+BLANKS = bytes(10 if byte == 10 else 32 for byte in range(256))  # for `bytes.translate`: line breaks stay
 # What a macro can make look like a function: `CHECK(x) if (x) { }`.
 _STATEMENT = re.compile(rb"(?:if|for|while|switch|return|else|catch)\b")
 _REFERENCES = ("reference_declarator", "function_declarator")
@@ -140,7 +140,7 @@ def _without_inner_comments(source: bytes) -> bytes:
     def blank(found: re.Match[bytes]) -> bytes:
         if b"/*" not in found[0]:
             return found[0]
-        return found[0].translate(_BLANKS).replace(b" \n", b"\\\n")
+        return found[0].translate(BLANKS).replace(b" \n", b"\\\n")
 
     return _DIRECTIVE.sub(lambda directive: _STRING_OR_COMMENT.sub(blank, directive[0]), source)
 
@@ -158,12 +158,12 @@ def _macros() -> list[re.Pattern[bytes]]:
 
 def _without_macros(source: bytes) -> bytes:
     """Blanks macros such as `API` in `class API Cart {`, where the grammar finds no class. All positions stay."""
-    code = bytearray(_NO_MACROS.sub(lambda found: found[0].translate(_BLANKS), source))
+    code = bytearray(_NO_MACROS.sub(lambda found: found[0].translate(BLANKS), source))
     blanked = bytearray(source)
     for pattern in _macros():
         for found in list(pattern.finditer(code)):
             start, end = found.span(2)
-            blanked[start:end] = code[start:end] = found[2].translate(_BLANKS)
+            blanked[start:end] = code[start:end] = found[2].translate(BLANKS)
     return bytes(blanked)
 
 

@@ -21,7 +21,7 @@ from soft_trainer.mining.rules import DOCUMENT_RULES, first_broken
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.index.chunks import language_of
 from soft_trainer.search.index.listing import list_tree
-from soft_trainer.source.definitions import parse
+from soft_trainer.source.definitions import BLANKS, parse
 from soft_trainer.source.functions import FileFunctions, comments
 from soft_trainer.source.git import open_repository, reporting_missing_objects, write_tree
 from soft_trainer.source.languages import SOURCE_LANGUAGES
@@ -153,7 +153,7 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
             documents.append(" ".join(row["docstring_tokens"]))
     bare = bytearray(source)
     for start, end in (node.byte_range for node in comments(root, source, language)):
-        bare[start:end] = bytes(letter if letter == 10 else 32 for letter in source[start:end])
+        bare[start:end] = source[start:end].translate(BLANKS)
     return documents, bytes(bare)
 
 
