@@ -24,10 +24,10 @@ _TEST_WORDS = {"test", "tests"}
 
 
 def unparseable(code: str, language: str) -> bool:
-    """Returns True if the code has a syntax error."""
-    from soft_trainer.source.grammars import parses  # loads tree-sitter, which the command line does not need
+    """Returns True if the code has a syntax error, as a file, a function, or a method without its class."""
+    from soft_trainer.source.grammars import parse_framed  # loads tree-sitter, which the command line does not need
 
-    return not parses(code, language)
+    return parse_framed(code, language)[0].has_error
 
 
 def short_functions(code: str) -> bool:

@@ -45,7 +45,7 @@ class PageServer(ThreadingHTTPServer):
     def search(self, options: dict[str, str]) -> dict:
         """Returns a query's results, as JSON values for the page."""
         query = options.get("q", "")[:MAX_QUERY]
-        filters = {name: options[name] for name in ("path", "language", "tests") if options.get(name)}
+        filters = {name: options.get(name) for name in ("path", "language", "tests")}
         started = time.perf_counter()
         if options.get("like"):
             results, notices = self.served.similar(*parse_location(options["like"]), MAX_RESULTS)
