@@ -111,7 +111,9 @@ def mine(
     for rule in keep:
         if rule not in PAIR_RULES:
             raise UserError(f"keep={[rule]}: no such rule; use {', '.join(PAIR_RULES)}")
-    mined = Mined({}, Counter(), Counter(), [])
+    functions = Counter()
+    files = Counter()
+    broken = []
     pairs = []
     others = []
     defined = Counter()
@@ -120,11 +122,11 @@ def mine(
     read = partial(_mine_file, source_dir, language, frozenset(keep), documented)
     paths, worktrees = _source_files(source_dir, language)
     if worktrees:
-        mined.files["linked worktree (a folder)"] = worktrees
+        files["linked worktree (a folder)"] = worktrees
     for path, file in zip(paths, each_in_order(read, paths, num_workers, "file", 8), strict=True):
-        mined.files[file.outcome] += 1
+        files[file.outcome] += 1
         if file.outcome in (_UNPARSEABLE, _IN_PART):
-            mined.broken.append(path)
+            broken.append(path)
         defined.update(file.defined)
         for name, docstring in file.prototypes:
             prototypes[name].add(docstring)
@@ -132,26 +134,25 @@ def mine(
             if not reason:
                 pairs.append(found)
                 continue
-            mined.functions[reason] += 1
+            functions[reason] += 1
             if found:
                 others.append(found)
     unique = {name: min(texts) for name, texts in prototypes.items() if len(texts) == defined[name] == 1}
     others, declared = _documented_at_prototypes(others, unique, keep)
     pairs += declared
     if declared:
-        mined.functions["undocumented"] -= len(declared)
+        functions["undocumented"] -= len(declared)
     if not codebase:
-        mined.functions.pop("undocumented", None)
+        functions.pop("undocumented", None)
     pairs, copies = _distinct(pairs)
-    mined.functions.update(copies)
+    functions.update(copies)
     if not pairs:
-        raise UserError(f"{source_dir}: no documented functions{explained(mined.functions + mined.files)}")
-    mined.functions["kept as pairs"] = len(pairs)
+        raise UserError(f"{source_dir}: no documented functions{explained(functions + files)}")
+    functions["kept as pairs"] = len(pairs)
     rows = _split(pairs, others, source_dir)
     if not codebase:
         rows.pop("codebase")
-    mined.rows.update(rows)
-    return mined
+    return Mined(rows, functions, files, broken)
 
 
 def _documented_at_prototypes(

@@ -95,9 +95,9 @@ def parse_query(text: str) -> Query:
     known = set(islice(dict.fromkeys(typed), MAX_WORDS))
     typed = [word for word in typed if word in known]
     symbol = (len(typed) < 2 or bool(_SYMBOL.fullmatch(text.strip()))) and not is_unspaced(text)
-    telling = [word for word in typed if word.lower() not in STOP_WORDS] or typed
-    if symbol:
-        telling = typed  # `Query.all`: no part of a name is a stop word, and `Parser.Parser` is a constructor
+    telling = typed  # `Query.all`: no part of a name is a stop word, and `Parser.Parser` is a constructor
+    if not symbol:
+        telling = dict.fromkeys([word for word in typed if word.lower() not in STOP_WORDS] or typed)
     weights = {term: 1.0 for word in telling for term in terms(word)}
     joined = []
     for size in (2, 3):
@@ -111,8 +111,6 @@ def parse_query(text: str) -> Query:
         kind = "words"
     else:
         kind = "sentence"
-    if not symbol:
-        telling = dict.fromkeys(telling)
     factor = TEST_FACTOR
     if _ASKS_FOR_TESTS.match(text):
         factor = TESTS_ASKED
