@@ -49,14 +49,14 @@ class Tree:
         path = self.random.choice(self.files())
         changed = self.random.choice([*actions, self.commit])(path) or path
         files = self.files()
-        place = min(sum(path < changed for path in files), len(files) - 1)
-        return files[max(place - 1, 0) : place + 2]
+        position = min(sum(path < changed for path in files), len(files) - 1)
+        return files[max(position - 1, 0) : position + 2]
 
     def write(self, path):
         lines = path.read_text(errors="replace").splitlines(keepends=True)
-        starts = [place for place, line in enumerate(lines) if line.startswith(("def ", "class "))]
-        place = self.random.choice(starts or [len(lines)])
-        path.write_text("".join([*lines[:place], NEW_FUNCTION.format(n=self.number), *lines[place:]]))
+        starts = [position for position, line in enumerate(lines) if line.startswith(("def ", "class "))]
+        position = self.random.choice(starts or [len(lines)])
+        path.write_text("".join([*lines[:position], NEW_FUNCTION.format(n=self.number), *lines[position:]]))
 
     def append(self, path):
         with open(path, "a") as file:

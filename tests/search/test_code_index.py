@@ -221,12 +221,12 @@ def test_an_index_on_a_full_disk_is_read(tree, tmp_path, monkeypatch):
     CodeIndex.build(tree, tmp_path / "index").close()
     connect = sqlite3.connect
 
-    def full(place, **options):
-        if "immutable" not in place:
+    def full(address, **options):
+        if "immutable" not in address:
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
             raise error
-        return connect(place, **options)
+        return connect(address, **options)
 
     monkeypatch.setattr(sqlite3, "connect", full)
     index = CodeIndex.open(tmp_path / "index")
@@ -260,25 +260,25 @@ def test_the_index_lies_in_the_cache(index, cache, tree):
 
 @pytest.mark.parametrize(("exists", "mode"), [(False, 0o700), (True, 0o755)])
 def test_files_are_private_and_a_folder_that_exists_keeps_its_mode(tree, tmp_path, exists, mode):
-    place = tmp_path / "place"
+    index_dir = tmp_path / "index"
     if exists:
-        place.mkdir()
-        place.chmod(mode)
-    index = CodeIndex.build(tree, place)
-    modes = {name: stat.S_IMODE((place / name).stat().st_mode) for name in ("", store.DATABASE, store.SETTINGS)}
+        index_dir.mkdir()
+        index_dir.chmod(mode)
+    index = CodeIndex.build(tree, index_dir)
+    modes = {name: stat.S_IMODE((index_dir / name).stat().st_mode) for name in ("", store.DATABASE, store.SETTINGS)}
     assert modes == {"": mode, store.DATABASE: 0o600, store.SETTINGS: 0o600}
-    assert index.index_dir == place
+    assert index.index_dir == index_dir
 
 
 def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
     write_tree(tmp_path, {"other/a.py": "x = 1", f"broken/{store.DATABASE}": b"no database" * 1000})
     (tmp_path / "link").symlink_to(tree)
-    (tmp_path / "place").mkdir()
-    (tmp_path / "place" / store.DATABASE).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / store.DATABASE).symlink_to(tmp_path / "elsewhere")
     cases = [
         ("inside the indexed tree", CodeIndex.build, tree, tree),
         ("inside the indexed tree", CodeIndex.build, tree, tmp_path / "link" / "index"),
-        ("not trusted", CodeIndex.build, tree, tmp_path / "place"),
+        ("not trusted", CodeIndex.build, tree, tmp_path / "linked"),
         ("no such folder", CodeIndex.build, tmp_path / "missing"),
         ("'': no such folder", CodeIndex.build, ""),
         ("no such folder", CodeIndex.build, "a\0b"),
@@ -286,9 +286,9 @@ def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
         ("no index there", CodeIndex.open, tmp_path),
         ("the index is damaged; `soft-trainer index` makes it again", CodeIndex.open, tmp_path / "broken"),
     ]
-    for words, act, *places in cases:
+    for words, act, *paths in cases:
         with refused(words):
-            act(*places)
+            act(*paths)
     assert not (tmp_path / "elsewhere").exists()
     index.database.execute("PRAGMA user_version = 99")
     with refused("upgrade soft_trainer"):

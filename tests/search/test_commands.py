@@ -235,9 +235,9 @@ def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub
     stub.queries = gone
     code, out, err = command("search", "--folder", tree, "brand_new")
     assert code == 0 and out.startswith("new.py:1") and "searching only by words: stub" in err
-    place = store.default_index_dir(tree)
+    index_dir = store.default_index_dir(tree)
     tree.rename(tree.with_name("elsewhere"))
-    code, out, err = command("search", "--index_dir", place, "parse_date", "--lexical")
+    code, out, err = command("search", "--index_dir", index_dir, "parse_date", "--lexical")
     assert code == 0 and out.startswith("src/shop/dates.py") and "folder is missing" in err
 
 
@@ -264,8 +264,8 @@ def test_a_folder_shows_nothing_of_the_parent_whose_index_it_uses(command, tmp_p
     assert command("search", "--folder", parent / "client", "--path", "c.rs", "parse date")[0] == 0
     assert command("search", "--folder", parent / "client", "--path", "secretproj/**", "parse date")[:2] == (1, "")
     assert "the index has rust" in command("search", "--folder", parent / "client", "--language", "x", "parse")[2]
-    for place in ("secretproj/b.py:1", "../secretproj/b.py:1"):
-        assert command("search", "--folder", parent / "client", "--similar", place)[0] == 2
+    for location in ("secretproj/b.py:1", "../secretproj/b.py:1"):
+        assert command("search", "--folder", parent / "client", "--similar", location)[0] == 2
     assert command("search", "--folder", parent / "client", "--similar", "c.rs:1")[:2] == (1, "")
     index = open_for(parent / "client")
     assert (

@@ -81,10 +81,10 @@ def test_links_and_special_files_are_not_opened(tmp_path):
     (folder / "loop").symlink_to(folder)
     os.mkfifo(folder / "pipe.py")
     with socket.socket(socket.AF_UNIX) as server:
-        place = os.getcwd()
+        before = os.getcwd()
         os.chdir(folder)  # a socket's path has a limit
         server.bind("socket.py")
-        os.chdir(place)
+        os.chdir(before)
         listing = list_tree(str(folder))
     assert set(listing.files) == {"a.py"}
     assert listing.skipped == dict.fromkeys(["link.py", "loop", "out"], "link")  # git lists no special file

@@ -251,9 +251,9 @@ def test_a_cut_encoder_with_data_flow_keeps_the_order_of_its_chunks(model, token
     cut, whole = (open_encoder(tmp_path, dim, light=False).encode(texts, "code", languages) for dim in (8, 32))
     expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
     np.testing.assert_allclose(cut, expected, atol=1e-5)
-    for place, (text, language) in enumerate(zip(texts, languages, strict=True)):
+    for number, (text, language) in enumerate(zip(texts, languages, strict=True)):
         alone = open_encoder(tmp_path, 8, light=False).encode([text], "code", [language])
-        np.testing.assert_allclose(alone[0], cut[place], atol=1e-5)
+        np.testing.assert_allclose(alone[0], cut[number], atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 400])

@@ -32,9 +32,9 @@ def repository_of_words(path):
 
     repository.commit("Start with five functions of words", files())
     for number in range(20):
-        place = number % 2 if number >= 15 else number % 5
-        numbers[place] = 1000 + number
-        repository.commit(f"Set the {WORDS[place]} to the number {number}", files())
+        position = number % 2 if number >= 15 else number % 5
+        numbers[position] = 1000 + number
+        repository.commit(f"Set the {WORDS[position]} to the number {number}", files())
     return repository
 
 
