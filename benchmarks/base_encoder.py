@@ -103,11 +103,11 @@ def text(tokens: Iterable[str]) -> str:
 def docstring_free(code: str) -> list[str]:
     """Returns the tokens of a Python function without its documentation, or [] if it cannot be parsed."""
     from soft_trainer.source.definitions import parse
-    from soft_trainer.source.functions import functions
+    from soft_trainer.source.functions import FileFunctions
 
     source = code.encode()
     tree = parse(source, "python")
-    found = [] if tree is None else [row for row, _ in functions(tree, source, "python", "f.py")]
+    found = FileFunctions(tree, source, "python", "f.py").rows()
     return found[0]["code_tokens"] if found else []
 
 

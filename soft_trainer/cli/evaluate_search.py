@@ -89,12 +89,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _index(arguments: argparse.Namespace, tree: str, place: str | Path) -> Iterator[CodeIndex]:
+def _index(arguments: argparse.Namespace, tree: str, index_dir: str | Path) -> Iterator[CodeIndex]:
     """Yields the index of a source tree, then prints the notices of its searches."""
     choice = {"model": arguments.model, "truncate_dim": arguments.truncate_dim}
-    with CodeIndex.build(tree, place, progress=True, **choice) as index:
+    with CodeIndex.build(tree, index_dir, progress=True, **choice) as index:
         yield index
-        for notice in dict.fromkeys(index.notices):
+        for notice in index.notices:
             print_on_main(notice)
 
 
@@ -146,8 +146,8 @@ def _history(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dic
             rows.append([level, safe(name), len(verdict.queries), means[0], means[2], against])
     headers = ["level", "search by", "queries", "MRR", "recall@10", "MRR against words (95 % interval)"]
     answers = []
-    for place, query in enumerate(verdict.queries):
-        ranks = {name: own["functions"][place].mrr for name, own in verdict.measured.items()}
+    for number, query in enumerate(verdict.queries):
+        ranks = {name: own["functions"][number].mrr for name, own in verdict.measured.items()}
         answers.append({"query": query.query, "functions": sorted(query.targets), "reciprocal_ranks": ranks})
     lines = "\n".join(_answers(verdict))
     return f"{table(headers, rows, floats='.3f')}\n\ntree at {verdict.cut[:10]}\n{lines}", answers

@@ -112,10 +112,10 @@ def run(arguments: argparse.Namespace) -> int | None:
     if commits := counts.get("commits"):
         lines.append(_memory(commits))
     if arguments.index_dir:
-        place = ("--index_dir", arguments.index_dir)
+        options = ("--index_dir", arguments.index_dir)
     else:
-        place = ("--folder", arguments.folder)
-    command = shlex.join(["soft-trainer", "search", *place])
+        options = ("--folder", arguments.folder)
+    command = shlex.join(["soft-trainer", "search", *options])
     lines.append(f'{time.perf_counter() - started:.1f} s. Search it: {command} "parse a date"')
     sys.stdout.writelines(f"{safe(line)}\n" for line in lines)
 

@@ -21,13 +21,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.index.words import WORD, stem, terms
+from soft_trainer.search.index.words import WORD, stem, telling_terms, terms
 from soft_trainer.search.ranking.results import (
     TESTS,
     SearchResult,
     check_query,
-    parse_place,
-    query_terms,
+    parse_location,
     weak_notices,
 )
 from soft_trainer.source.source_files import source_folder
@@ -111,19 +110,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.index_dir and arguments.folder:
         raise UserError("folder: has no effect with --index_dir; drop it")
     if mode == "--similar":
-        place = parse_place(arguments.similar)
+        location = parse_location(arguments.similar)
     else:
-        place = None
+        location = None
     if arguments.mcp or arguments.serve:
         return _serve(_opened(arguments, words_only=True), arguments, query)
     index = _opened(arguments)
     if not arguments.no_update:
-        index.refresh(encode=not arguments.lexical)
         for member in index.members:
+            member.refresh(encode=not arguments.lexical)
             member.remedy = "the others are encoded after this search"
     filters = {name: getattr(arguments, name) for name in ("path", "language", "name", "tests")}
-    if place:
-        results = index.similar(*place, limit, lexical=arguments.lexical)
+    if location:
+        results = index.similar(*location, limit, lexical=arguments.lexical)
     else:
         results = index.search(query, limit, lexical=arguments.lexical, **filters)
     for notice in [*index.notices, *weak_notices(results)]:
@@ -137,7 +136,8 @@ def run(arguments: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not arguments.no_update:
         try:
-            index.finish(encode=not arguments.lexical)
+            for member in index.members:
+                member.finish(encode=not arguments.lexical)
         except KeyboardInterrupt:
             print_on_main("stopped; the next search continues")
     if results:
@@ -210,12 +210,12 @@ def _serve(index: Search, arguments: argparse.Namespace, query: str) -> int:
         return 0
     except KeyboardInterrupt:
         if arguments.index_dir:
-            place = ["--index_dir", arguments.index_dir]
+            options = ["--index_dir", arguments.index_dir]
         else:
-            place = []
+            options = []
         for folder in arguments.folder or []:
-            place += ["--folder", folder]
-        command = shlex.join(["soft-trainer", "search", *place, "--mcp" if arguments.mcp else "--serve"])
+            options += ["--folder", folder]
+        command = shlex.join(["soft-trainer", "search", *options, "--mcp" if arguments.mcp else "--serve"])
         print_on_main(f"stopped; the index is kept, and `{command}` serves it again")
         return 130
 
@@ -227,19 +227,19 @@ def safe(text: str) -> str:
 
 def format_results(results: Iterable[SearchResult], query: str, colour: bool) -> str:
     """Formats each result: path, line, name, score, a mark if it is weak, and the lines with the most query terms."""
-    wanted = query_terms(query)
+    wanted = set(telling_terms(query))
     blocks = []
     for result in results:
-        place = f"{safe(result.path)}:{result.start_line}"
+        location = f"{safe(result.path)}:{result.start_line}"
         name = safe(result.name)
         score = f"{result.score:.2f}"
         if result.weak:
             score += "  weak"
         if colour:
-            place = f"{_BOLD}{place}{_END}"
+            location = f"{_BOLD}{location}{_END}"
             name = f"{_GREEN}{name}{_END}"
             score = f"{_DIM}{score}{_END}"
-        lines = [f"{place}  {name}  {score}" if result.name else f"{place}  {score}"]
+        lines = [f"{location}  {name}  {score}" if result.name else f"{location}  {score}"]
         for number, line in result.telling_lines(wanted):
             line = safe(line)[:SHOWN_COLUMNS]
             lines.append(f"{number:>6}  {_highlighted(line, wanted) if colour else line}")

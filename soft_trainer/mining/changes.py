@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain, islice
+from pathlib import Path
 
 import xxhash
 
@@ -70,9 +70,7 @@ class ChangeReader:
         UserError: the repository cannot be opened.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], languages: Collection[str] = tuple(SOURCE_LANGUAGES), seconds: float = 60.0
-    ):
+    def __init__(self, path: str | Path, languages: Collection[str] = tuple(SOURCE_LANGUAGES), seconds: float = 60.0):
         self.repository = open_repository(path)
         self._languages = languages
         self._seconds = seconds
@@ -119,12 +117,10 @@ class ChangeReader:
 
     def _is_source(self, delta: pygit2.DiffDelta) -> bool:
         """Returns True if mining reads a changed file. Mining must be able to read a renamed file under both names."""
-        for file in (delta.old_file, delta.new_file):
-            if file.mode and file.mode not in REGULAR_FILES:
-                return False
-            if file.mode and not may_mine(decoded(file.raw_path) or "", self._languages):
-                return False
-        return True
+        files = [file for file in (delta.old_file, delta.new_file) if file.mode]
+        return all(
+            file.mode in REGULAR_FILES and may_mine(decoded(file.raw_path) or "", self._languages) for file in files
+        )
 
     def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> str:
         """Returns a commit's outcome. If the commit is kept, fills in the changed functions and the patch's hash.
@@ -195,10 +191,9 @@ def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str, se
 
     The result is empty if mining skips the file or if the file cannot be parsed.
     """
-    language = mined_language(path)
     source = readable(blob(repository, oid), path, strict=True)
     if isinstance(source, str):  # the reason to skip it
-        return FileFunctions(None, b"", language, path)
+        return FileFunctions(None, b"", mined_language(path), path)
     language = source_language(path, source)
     return FileFunctions(parse(source, language, seconds), source, language, path)
 

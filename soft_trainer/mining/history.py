@@ -7,7 +7,6 @@ the oldest test commit, and all training commits are ancestors of the oldest val
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache, partial
@@ -42,21 +41,21 @@ class MinedHistory(NamedTuple):
         rows: the rows of train, valid, test and codebase. Train begins with the newest commit.
         relevance: a row with query, url and relevance for each pair of a test query and a relevant function.
         cut: the id of the commit whose tree is the corpus.
-        places: the path, first line and last line of each function in the corpus, keyed by url.
+        spans: the path, first line and last line of each function in the corpus, keyed by url.
         commits: the number of commits per outcome.
     """
 
     rows: dict[str, list[Row]]
     relevance: list[Row]
     cut: str
-    places: dict[str, tuple[str, int, int]]
+    spans: dict[str, tuple[str, int, int]]
     commits: Counter[str]
 
 
 def mine_history(
-    repository: str | os.PathLike[str],
+    repository: str | Path,
     language: str,
-    source_dir: str | os.PathLike[str] | None = None,
+    source_dir: str | Path | None = None,
     num_workers: int | None = None,
 ) -> MinedHistory:
     """Mines rows from the commits on a repository's current branch.
@@ -91,8 +90,8 @@ def mine_history(
             lacking = f"skipped {incomplete:,} of {len(order):,} commits, because objects are missing"
             print_on_main(f"{repository}: {lacking}; {git.REFETCH}")
         history = _History(opened, language, changes)
-        corpus, places = history.corpus()
-        rows, counts = history.pairs(places.keys())
+        corpus, spans = history.corpus()
+        rows, counts = history.pairs(spans.keys())
         if folder is not None:
             rows["train"] += history.documented(folder)
         if history.missing_files:
@@ -106,12 +105,10 @@ def mine_history(
     name = _name_of(repository)
     for split, part in rows.items():
         rows[split] = [{"repo": name, **row} for row in part]
-    return MinedHistory(rows, relevance, history.cut, places, counts)
+    return MinedHistory(rows, relevance, history.cut, spans, counts)
 
 
-def mine_history_to(
-    repository: str | os.PathLike[str], language: str, output_dir: str | os.PathLike[str], **options: Any
-) -> MinedHistory:
+def mine_history_to(repository: str | Path, language: str, output_dir: str | Path, **options: Any) -> MinedHistory:
     """Mines a repository's history and writes `{train,valid,test,codebase,relevance}.jsonl.gz` to `output_dir`.
 
     Args:
@@ -129,7 +126,7 @@ def mine_history_to(
     return mined
 
 
-def history_state(repository: str | os.PathLike[str]) -> str:
+def history_state(repository: str | Path) -> str:
     """Returns a fingerprint of all readable commits and of the repository's name, which is part of every row.
 
     Raises:
@@ -140,11 +137,11 @@ def history_state(repository: str | os.PathLike[str]) -> str:
     return fingerprints.fingerprint(_name_of(repository), commits, git.missing_objects_state(opened))
 
 
-def _name_of(repository: str | os.PathLike[str]) -> str:
+def _name_of(repository: str | Path) -> str:
     return Path(repository).resolve().name.removesuffix(".git")
 
 
-def history_language(repository: str | os.PathLike[str]) -> str:
+def history_language(repository: str | Path) -> str:
     """Returns the most common language of the source files in the newest tree.
 
     Raises:
@@ -163,7 +160,7 @@ def history_language(repository: str | os.PathLike[str]) -> str:
     return main_language(files, repository, header)
 
 
-def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:
+def _folder_inside(opened: git.pygit2.Repository, source_dir: str | Path) -> str:
     """Returns the path of `source_dir` in the repository, with a trailing `/`, or "" for the whole repository.
 
     Raises:
@@ -181,7 +178,7 @@ def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[
 _reader = cache(ChangeReader)  # one in each process
 
 
-def _read_change(repository: str | os.PathLike[str], language: str, commit_id: str) -> Change:
+def _read_change(repository: str | Path, language: str, commit_id: str) -> Change:
     return _reader(repository, (language,)).read_if_complete(commit_id)
 
 
@@ -258,8 +255,8 @@ class _History:
         Returns:
             The path at the cut of each file that was renamed since the oldest valid commit, keyed by the old path.
         """
-        renamed: dict[str, str] = {}
-        now: dict[str, str] = {}  # the path of a file -> its path at the cut
+        renamed = {}
+        now = {}  # the path of a file -> its path at the cut
         for index in reversed(range(self.test_start)):
             change = self.changes[index]
             if change.commit in self._before_test:
@@ -279,61 +276,50 @@ class _History:
         Args:
             corpus: the urls of the corpus. Functions that did not exist at the cut are not relevant to any query.
         """
+        spans = {  # the indices of each split's commits, and the commits that were not merged after the next cut
+            "train": (range(self.valid_start), self._before_valid),
+            "valid": (range(self.valid_start, self.test_start), self._before_test),
+            "test": (range(self.test_start, len(self.changes)), {change.commit for change in self.changes}),
+        }
         counts = Counter()
-        everything = {change.commit for change in self.changes}
-        train = self._rows("train", range(self.valid_start), self._before_valid, corpus, counts)
-        valid = self._rows("valid", range(self.valid_start, self.test_start), self._before_test, corpus, counts)
-        test = self._rows("test", range(self.test_start, len(self.changes)), everything, corpus, counts)
-        return {"train": train, "valid": valid, "test": test}, counts
-
-    def _rows(
-        self, split: str, span: range, ancestors: set[str], corpus: Collection[str], counts: Counter[str]
-    ) -> list[Row]:
-        """Returns the distinct rows of one split, newest first.
-
-        Args:
-            split: the name of the split.
-            span: the indices of the split's commits.
-            ancestors: the ids of the commits that may be in the split. Other commits were merged after the next cut.
-            corpus: the urls of the functions that may be relevant in valid and test.
-            counts: the number of commits per outcome, to which this split's commits are added.
-        """
-        earlier = set()
-        for change in self.changes[: span.start]:
-            earlier.update((change.query.casefold(), change.patch))
-        earlier.discard("")
-        rows: dict[tuple[str, str], Row] = {}
-        for index in reversed(span):
-            change = self.changes[index]
-            answers = [row for row in change.functions if split == "train" or row["url"] in corpus]
-            if not change.functions:
-                outcome = change.outcome
-            elif change.commit not in ancestors:
-                outcome = "on a branch merged after a cut"
-            elif not earlier.isdisjoint((change.query.casefold(), change.patch)):
-                outcome = f"{split}: subject or patch occurs before"
-            elif not answers:
-                outcome = f"{split}: no function that existed at the cut"
-            else:
-                outcome = split
-            counts[outcome] += 1
-            if outcome != split:
-                continue
-            own = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
-            for row in answers:
-                pair = change.query, row["url"]
-                # The newest version stays, at the position of the oldest.
-                rows[pair] = rows.pop(pair, row | own | {"partition": split, "source": "history"})
-        return list(rows.values())
+        rows = {}
+        for split, (span, ancestors) in spans.items():
+            earlier = set()
+            for change in self.changes[: span.start]:
+                earlier.update((change.query.casefold(), change.patch))
+            earlier.discard("")
+            pairs = {}
+            for change in self.changes[span.start : span.stop][::-1]:
+                answers = [row for row in change.functions if split == "train" or row["url"] in corpus]
+                if not change.functions:
+                    outcome = change.outcome
+                elif change.commit not in ancestors:
+                    outcome = "on a branch merged after a cut"
+                elif not earlier.isdisjoint((change.query.casefold(), change.patch)):
+                    outcome = f"{split}: subject or patch occurs before"
+                elif not answers:
+                    outcome = f"{split}: no function that existed at the cut"
+                else:
+                    outcome = split
+                counts[outcome] += 1
+                if outcome != split:
+                    continue
+                own = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
+                for row in answers:
+                    pair = change.query, row["url"]
+                    # The newest version stays, at the position of the oldest.
+                    pairs[pair] = pairs.pop(pair, row | own | {"partition": split, "source": "history"})
+            rows[split] = list(pairs.values())
+        return rows, counts
 
     def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
-        """Returns the rows of the corpus, without documentation, and `MinedHistory.places`."""
+        """Returns the rows of the corpus, without documentation, and `MinedHistory.spans`."""
         rows = []
-        places = {}
+        spans = {}
         for row, function in self._tree(self.cut, CHANGE_RULES, {}):
             rows.append(row | {"docstring": "", "docstring_tokens": [], "partition": "codebase"})
-            places[row["url"]] = (row["path"], *function.lines)
-        return rows, places
+            spans[row["url"]] = (row["path"], *function.lines)
+        return rows, spans
 
     def documented(self, folder: str) -> list[Row]:
         """Returns training rows for a folder's documented functions, as they were before the oldest valid commit."""

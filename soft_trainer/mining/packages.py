@@ -25,7 +25,7 @@ def package_names(sizes: Counter[str]) -> Callable[[str], str]:
     Args:
         sizes: the number of pairs in each file, keyed by path.
     """
-    divided: set[str] = set()
+    divided = set()
 
     def name(path: str) -> str:
         for package in accumulate(_ENDING.sub("", path).split("/"), "{}/{}".format):
@@ -34,7 +34,7 @@ def package_names(sizes: Counter[str]) -> Callable[[str], str]:
         return package
 
     while True:
-        packages: Counter[str] = Counter()
+        packages = Counter()
         divisible = set()
         for path, size in sizes.items():
             package = name(path)

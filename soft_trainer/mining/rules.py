@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 from soft_trainer.source.functions import Row
 from soft_trainer.source.languages import LANGUAGE_OF_ENDING
@@ -24,10 +24,10 @@ _TEST_WORDS = {"test", "tests"}
 
 
 def unparseable(code: str, language: str) -> bool:
-    """Returns True if the code has a syntax error."""
-    from soft_trainer.source.grammars import parses  # loads tree-sitter, which the command line does not need
+    """Returns True if the code has a syntax error, as a file, a function, or a method without its class."""
+    from soft_trainer.source.grammars import parse_framed  # loads tree-sitter, which the command line does not need
 
-    return not parses(code, language)
+    return parse_framed(code, language)[0].has_error
 
 
 def short_functions(code: str) -> bool:
@@ -106,18 +106,17 @@ _ROW_RULES = (
     links,
     not_english,
 )
-ROW_RULES: dict[str, Callable[..., bool]] = {rule.__name__: rule for rule in _ROW_RULES}
+ROW_RULES = {rule.__name__: rule for rule in _ROW_RULES}
 # Code rules look at the function, and document rules at its documentation.
 CODE_RULES = ("short_functions", "tests", "constructors", "magic_methods")
 DOCUMENT_RULES = ("document_length", "images", "links", "not_english")
 RULES = ("comments", *ROW_RULES, "duplicates", "near_duplicates")
 # rule -> the columns that it reads
-COLUMNS: dict[str, tuple[str, ...]] = {
+COLUMNS = {name: tuple(inspect.signature(rule).parameters) for name, rule in ROW_RULES.items()} | {
     "comments": ("code", "code_tokens", "language"),
     "duplicates": ("code_tokens",),
     "near_duplicates": ("code_tokens",),
 }
-COLUMNS |= {name: tuple(inspect.signature(rule).parameters) for name, rule in ROW_RULES.items()}
 GRAPHCODEBERT_RULES = ("comments", "unparseable", *DOCUMENT_RULES)
 CODESEARCHNET_RULES = (*CODE_RULES, "duplicates", "near_duplicates")
 

@@ -83,7 +83,7 @@ class Mined(NamedTuple):
 
 
 def mine(
-    source_dir: str | os.PathLike[str],
+    source_dir: str | Path,
     language: str,
     num_workers: int | None = None,
     keep: Sequence[str] = (),
@@ -111,20 +111,22 @@ def mine(
     for rule in keep:
         if rule not in PAIR_RULES:
             raise UserError(f"keep={[rule]}: no such rule; use {', '.join(PAIR_RULES)}")
-    mined = Mined({}, Counter(), Counter(), [])
+    functions = Counter()
+    files = Counter()
+    broken = []
     pairs = []
     others = []
-    defined: Counter[str] = Counter()
+    defined = Counter()
     prototypes = defaultdict(set)
     documented = not codebase and language not in PREPROCESSED
     read = partial(_mine_file, source_dir, language, frozenset(keep), documented)
     paths, worktrees = _source_files(source_dir, language)
     if worktrees:
-        mined.files["linked worktree (a folder)"] = worktrees
+        files["linked worktree (a folder)"] = worktrees
     for path, file in zip(paths, each_in_order(read, paths, num_workers, "file", 8), strict=True):
-        mined.files[file.outcome] += 1
+        files[file.outcome] += 1
         if file.outcome in (_UNPARSEABLE, _IN_PART):
-            mined.broken.append(path)
+            broken.append(path)
         defined.update(file.defined)
         for name, docstring in file.prototypes:
             prototypes[name].add(docstring)
@@ -132,26 +134,25 @@ def mine(
             if not reason:
                 pairs.append(found)
                 continue
-            mined.functions[reason] += 1
+            functions[reason] += 1
             if found:
                 others.append(found)
     unique = {name: min(texts) for name, texts in prototypes.items() if len(texts) == defined[name] == 1}
     others, declared = _documented_at_prototypes(others, unique, keep)
     pairs += declared
     if declared:
-        mined.functions["undocumented"] -= len(declared)
+        functions["undocumented"] -= len(declared)
     if not codebase:
-        mined.functions.pop("undocumented", None)
+        functions.pop("undocumented", None)
     pairs, copies = _distinct(pairs)
-    mined.functions.update(copies)
+    functions.update(copies)
     if not pairs:
-        raise UserError(f"{source_dir}: no documented functions{explained(mined.functions + mined.files)}")
-    mined.functions["kept as pairs"] = len(pairs)
+        raise UserError(f"{source_dir}: no documented functions{explained(functions + files)}")
+    functions["kept as pairs"] = len(pairs)
     rows = _split(pairs, others, source_dir)
     if not codebase:
         rows.pop("codebase")
-    mined.rows.update(rows)
-    return mined
+    return Mined(rows, functions, files, broken)
 
 
 def _documented_at_prototypes(
@@ -176,7 +177,7 @@ def _documented_at_prototypes(
     return undocumented, documented
 
 
-def _split(pairs: list[Found], others: list[Found], root: str | os.PathLike[str]) -> dict[str, list[Row]]:
+def _split(pairs: list[Found], others: list[Found], root: str | Path) -> dict[str, list[Row]]:
     """Returns the rows of each split and of the codebase, in the order of the tree.
 
     Raises:
@@ -203,9 +204,7 @@ def _split(pairs: list[Found], others: list[Found], root: str | os.PathLike[str]
     return rows | {"codebase": [row | {"docstring": "", "docstring_tokens": []} for row in codebase]}
 
 
-def mine_to(
-    source_dir: str | os.PathLike[str], language: str, output_dir: str | os.PathLike[str], **options: Any
-) -> Mined:
+def mine_to(source_dir: str | Path, language: str, output_dir: str | Path, **options: Any) -> Mined:
     """Mines `source_dir` into `output_dir/{train,valid,test,codebase}.jsonl.gz`.
 
     Args:
@@ -276,7 +275,7 @@ def each_in_order(
             yield result
 
 
-def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
+def tree_state(source_dir: str | Path, language: str) -> str:
     """Returns a fingerprint of the names and contents of a tree's source files.
 
     Raises:
@@ -290,18 +289,18 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     return fingerprints.fingerprint(contents)
 
 
-def main_language(paths: Iterable[str], place: str | os.PathLike[str], header: Callable[[str], bytes | str]) -> str:
+def main_language(paths: Iterable[str], source: str | Path, header: Callable[[str], bytes | str]) -> str:
     """Returns the most common language of the files.
 
     Args:
         paths: the paths of the files, relative to their root.
-        place: the tree or repository, for the error message.
+        source: the tree or repository, for the error message.
         header: a function that reads a `.h` file, which may be in C or C++. It may return a reason to skip the file.
 
     Raises:
         UserError: no file is in a supported language.
     """
-    counts: Counter[str] = Counter()
+    counts = Counter()
     for path in paths:
         language = mined_language(path)
         if language == "c" and path.endswith(".h") and isinstance(source := header(path), bytes):
@@ -310,11 +309,11 @@ def main_language(paths: Iterable[str], place: str | os.PathLike[str], header: C
             counts[language] += 1
     if not counts:
         known = ", ".join(SOURCE_LANGUAGES)
-        raise UserError(f"{place}: no source file in a supported language ({known}); set language")
+        raise UserError(f"{source}: no source file in a supported language ({known}); set language")
     return max(SOURCE_LANGUAGES, key=counts.__getitem__)
 
 
-def tree_language(source_dir: str | os.PathLike[str]) -> str:
+def tree_language(source_dir: str | Path) -> str:
     """Returns the most common language among the files below a folder.
 
     Raises:
@@ -325,7 +324,7 @@ def tree_language(source_dir: str | os.PathLike[str]) -> str:
     return main_language(_files(source_dir)[0], source_dir, partial(read_text, source_dir))
 
 
-def _files(root: str | os.PathLike[str]) -> tuple[list[str], int]:
+def _files(root: str | Path) -> tuple[list[str], int]:
     """Returns the paths of the files below `root`, and the number of linked worktrees, which are skipped.
 
     Hidden folders and folders of third-party code are also skipped.
@@ -340,7 +339,7 @@ def _files(root: str | os.PathLike[str]) -> tuple[list[str], int]:
     return paths, worktrees
 
 
-def _source_files(root: str | os.PathLike[str], language: str) -> tuple[list[str], int]:
+def _source_files(root: str | Path, language: str) -> tuple[list[str], int]:
     """Returns the sorted paths, relative to `root`, of the files in a language, and the number of skipped worktrees.
 
     Raises:
@@ -359,9 +358,7 @@ def _source_files(root: str | os.PathLike[str], language: str) -> tuple[list[str
     return paths, worktrees
 
 
-def _mine_file(
-    root: str | os.PathLike[str], language: str, keep: frozenset[str], documented: bool, path: str
-) -> MinedFile:
+def _mine_file(root: str | Path, language: str, keep: frozenset[str], documented: bool, path: str) -> MinedFile:
     """Mines the functions in one file, or only its documented functions."""
     if decoded(os.fsencode(path)) is None:
         return MinedFile("name that is not UTF-8")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import shlex
 import sqlite3
 import threading
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +21,6 @@ from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.git_listing import list_ignored, repository_with
-from soft_trainer.search.index.listing import maybe_vendored
 from soft_trainer.search.index.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.searching import Search
@@ -53,7 +50,7 @@ class CodeIndex:
         ...     print(f"{result.path}:{result.start_line} {result.name}")
     """
 
-    def __init__(self, index_dir: str | os.PathLike[str], database: sqlite3.Connection):
+    def __init__(self, index_dir: str | Path, database: sqlite3.Connection):
         self.lock = threading.RLock()
         self.index_dir = Path(index_dir)
         self.database = database
@@ -72,9 +69,9 @@ class CodeIndex:
     @classmethod
     def build(
         cls,
-        folder: str | os.PathLike[str],
-        index_dir: str | os.PathLike[str] | None = None,
-        model: str | os.PathLike[str] | None = None,
+        folder: str | Path,
+        index_dir: str | Path | None = None,
+        model: str | Path | None = None,
         progress: bool = False,
         truncate_dim: int | None = None,
         exclude: str | Sequence[str] | None = None,
@@ -140,7 +137,7 @@ class CodeIndex:
         return index
 
     @classmethod
-    def open(cls, index_dir: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> CodeIndex:
+    def open(cls, index_dir: str | Path, folder: str | Path | None = None) -> CodeIndex:
         """Opens an existing index.
 
         Args:
@@ -203,9 +200,7 @@ class CodeIndex:
         """Finds chunks similar to the chunk at a line of a file, best first; see `Search.similar`."""
         return Search([self]).similar(path, line, limit, lexical)
 
-    def update(
-        self, model: str | os.PathLike[str] | None = None, progress: bool = False, truncate_dim: int | None = None
-    ) -> bool:
+    def update(self, model: str | Path | None = None, progress: bool = False, truncate_dim: int | None = None) -> bool:
         """Reads new commits and the files that have changed since the last update, and encodes new chunks.
 
         Args:
@@ -262,7 +257,7 @@ class CodeIndex:
 
     def encode(
         self,
-        model: str | os.PathLike[str] | None = None,
+        model: str | Path | None = None,
         progress: bool = False,
         truncate_dim: int | None = None,
         wait: bool = True,
@@ -300,7 +295,7 @@ class CodeIndex:
                 vectors.embed_chunks(self.database, self.index_dir, encoder, progress, seconds)
                 self._keep(name, truncate_dim, encoder)
 
-    def use_encoder(self, model: str | os.PathLike[str] | None = None, truncate_dim: int | None = None) -> None:
+    def use_encoder(self, model: str | Path | None = None, truncate_dim: int | None = None) -> None:
         """Loads an encoder for the index, and deletes embeddings that came from a different encoder.
 
         Call `encode` to encode the chunks. Until then, a search finds chunks by words.
@@ -332,8 +327,8 @@ class CodeIndex:
             repository: the repository, if the folder contains the tree of one of its commits.
             tip: the commit whose tree the folder contains. By default, HEAD.
         """
-        place = (repository, "") if repository else repository_with(self.root)
-        if place is None:
+        source = (repository, "") if repository else repository_with(self.root)
+        if source is None:
             return
         # Imports pygit2, and a search does not need it.
         from soft_trainer.search.commits.reading import forget, remember
@@ -342,10 +337,10 @@ class CodeIndex:
             if held and not self._settings.get("history", True):
                 forget(self.database)
             elif held:
-                for notice in remember(self.database, *place, progress, tip):
+                for notice in remember(self.database, *source, progress, tip):
                     self.notify(notice)
 
-    def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
+    def _choice(self, model: str | Path | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
         """Returns the name and number of dimensions of the encoder to use. By default, both come from the index.
 
         Raises:
@@ -406,23 +401,8 @@ class CodeIndex:
     def command(self, *options: str) -> str:
         """Returns the shell command that updates this index."""
         default = self.index_dir == store.default_index_dir(self.root)
-        place = () if default else ("--index_dir", str(self.index_dir))
-        return shlex.join(["soft-trainer", "index", self.root, *place, *options])
-
-    def noise(self, snapshot: Snapshot) -> float:
-        """Returns the highest similarity between any chunk and meaningless queries of random letters."""
-        if snapshot.noise is not None:
-            return snapshot.noise
-        letters = random.Random(0)
-        texts = []
-        for _ in range(24):
-            word = letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))
-            texts.append("".join(word))
-        state = snapshot.state
-        embeddings = self._encoder(state["model"], state["truncate_dim"], self._runtime).encode(texts, "query")
-        similarity = [snapshot.similarity(embedding) for embedding in embeddings]
-        snapshot.noise = float(np.nanmax(similarity))
-        return snapshot.noise
+        stored = () if default else ("--index_dir", str(self.index_dir))
+        return shlex.join(["soft-trainer", "index", self.root, *stored, *options])
 
     @property
     def model(self) -> str | None:
@@ -481,11 +461,10 @@ class CodeIndex:
             files, chunks = self._counts()
             reasons = Counter(self.skipped().values())
             skipped = dict(sorted(reasons.items(), key=lambda row: (-row[1], row[0])))
-            vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
+            traits = store.Segments(self.database).traits
             size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
-            counts = {"files": files, "chunks": chunks, "vendored": vendored, "skipped": skipped, "bytes": size}
-            counts |= {trait: len(self.with_trait(trait)) for trait in ("garbled", "broken")}
-            counts["model"] = self.model
+            counts = {"files": files, "chunks": chunks, "skipped": skipped, "bytes": size, "model": self.model}
+            counts |= {trait: int(traits[trait].sum()) for trait in ("vendored", "garbled", "broken")}
             if self.model:
                 counts["encoded"] = chunks - vectors.unencoded(self.database)
             if self.truncate_dim:
@@ -502,11 +481,11 @@ class CodeIndex:
             lexical: whether the search ignores the encoder.
         """
         found = ["words"]
-        with self._turn():
-            if store.get_meta(self.database, "memory", {"weight": 0.0})["weight"]:
+        with self.snapshot() as snapshot:
+            if snapshot.memory.weight:
                 found.append("commits")
-            if self.model and not lexical:
-                found.append(f"encoder {self.model}")
+        if self.model and not lexical:
+            found.append(f"encoder {self.model}")
         return found
 
     def contains(self, folder: str) -> bool:
@@ -533,8 +512,7 @@ class CodeIndex:
         """Returns the indexed files with one of `store.TRAITS`, such as "garbled"."""
         with self._turn():
             segments = store.Segments(self.database)
-            flags = segments.traits[:, store.TRAITS.index(trait)]
-            return list(compress(segments.paths(), flags))
+            return list(compress(segments.paths, segments.traits[trait]))
 
     def _counts(self) -> tuple[int, int]:
         """Returns the numbers of files and chunks."""
@@ -542,10 +520,8 @@ class CodeIndex:
 
     def text_of(self, path: str) -> str | None:
         """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
-        query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
-        with self._turn():
-            row = self.database.execute(query, (store.indexed_path(self.database, self.prefix + path),)).fetchone()
-            return zlib.decompress(row[0]).decode(errors="replace") if row else None
+        with self.snapshot() as snapshot:
+            return snapshot.text_of(path)
 
     def files_by_language(self) -> dict[str, int]:
         """Returns the number of files in each language."""
@@ -553,10 +529,11 @@ class CodeIndex:
         with self._turn():
             return dict(self.database.execute(query, (self.prefix,)))
 
-    def load_encoder(self) -> None:
-        """Loads the index's encoder, which takes seconds. Raises UserError if loading fails."""
-        if self.model is not None:
-            self._encoder(self.model, self.truncate_dim, self._runtime)
+    def load_encoder(self) -> TextEncoder | None:
+        """Returns the index's encoder, if it has one. Loading takes seconds. Raises UserError if loading fails."""
+        if self.model is None:
+            return None
+        return self._encoder(self.model, self.truncate_dim, self._runtime)
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
@@ -566,7 +543,7 @@ class CodeIndex:
             try:
                 version = (self.database.execute("PRAGMA data_version").fetchone()[0], self.database.total_changes)
                 if version != self._cached_version:
-                    self._cached = Snapshot(self.database, self.index_dir, self.prefix)
+                    self._cached = Snapshot(self.database, self.index_dir, self.prefix, self.load_encoder)
                     self._cached_version = version
                 yield self._cached
             finally:
@@ -586,7 +563,7 @@ class CodeIndex:
             return unknown
         name = snapshot.state["model"]
         try:
-            encoder = self._encoder(name, snapshot.state["truncate_dim"], self._runtime)
+            encoder = self.load_encoder()
             embedding = encoder.encode([query], "query")[0]
             if encoder.fingerprint != snapshot.state["fingerprint"]:
                 command = self.command("--model", name)
@@ -599,7 +576,7 @@ class CodeIndex:
         return snapshot.similarity(embedding)
 
 
-def open_for(folder: str | os.PathLike[str]) -> CodeIndex | None:
+def open_for(folder: str | Path) -> CodeIndex | None:
     """Opens a folder's index, or the index of the nearest indexed parent folder, limited to the folder.
 
     Returns:
@@ -608,10 +585,10 @@ def open_for(folder: str | os.PathLike[str]) -> CodeIndex | None:
     Raises:
         UserError: the folder does not exist, or the index cannot be read.
     """
-    place = store.find_index_dir(folder)
-    if place is None:
+    index_dir = store.find_index_dir(folder)
+    if index_dir is None:
         return None
-    index = CodeIndex.open(place, folder)
+    index = CodeIndex.open(index_dir, folder)
     # The parent's index has no files from a folder that is new or ignored, or whose name is not UTF-8.
     if index.prefix and (decoded(os.fsencode(index.prefix)) is None or not index.files_by_language()):
         index.close()

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
-from soft_trainer.search.index.store import TRAITS, joined_segments, storable
+from soft_trainer.search.index.store import joined_segments, storable
 from soft_trainer.search.index.words import WORD, composed, source_words, terms
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.messages import message_words, words_raised
@@ -74,14 +75,12 @@ class Search:
         self.members = [index for index in indexes if not any(other.contains(index.folder) for other in indexes)]
         self.ranked_by = ["words"]
         names = Counter(os.path.basename(index.folder) for index in self.members)
-        self._labelled: dict[str, Any] = {}
+        self._labels = []  # of `members`, which are put before their paths
         for index in self.members:
             label = os.path.basename(index.folder)
-            if not label or names[label] > 1:
+            if names[label] > 1:
                 label = index.folder.rstrip("/")
-            self._labelled[f"{label}/"] = index
-        if len(self.members) == 1:
-            self._labelled = {"": self.members[0]}
+            self._labels.append(f"{label}/" if len(self.members) > 1 else "")
 
     def __repr__(self) -> str:
         return f"Search({self.members!r})"
@@ -94,34 +93,15 @@ class Search:
     @property
     def notices(self) -> list[str]:
         """The notices of all indexes, without duplicates."""
-        notices = []
-        for index in self.members:
-            notices += index.notices
-        return list(dict.fromkeys(notices))
+        return list(dict.fromkeys(chain.from_iterable(index.notices for index in self.members)))
 
     def evidence(self, lexical: bool = False) -> list[str]:
         """Returns what a search in any of the indexes can rank results by; see `CodeIndex.evidence`."""
-        found = []
-        for index in self.members:
-            found += index.evidence(lexical)
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(chain.from_iterable(index.evidence(lexical) for index in self.members)))
 
     def update(self, progress: bool = False) -> bool:
         """Updates all indexes. Returns True if files have changed."""
-        changed = False
-        for index in self.members:
-            changed |= index.update(progress=progress)
-        return changed
-
-    def refresh(self, encode: bool = True) -> None:
-        """Updates all indexes before a search; see `CodeIndex.refresh`."""
-        for index in self.members:
-            index.refresh(encode)
-
-    def finish(self, encode: bool = True) -> None:
-        """Does what a search has put off for its answer; see `CodeIndex.finish`."""
-        for index in self.members:
-            index.finish(encode)
+        return any([index.update(progress=progress) for index in self.members])
 
     def search(
         self,
@@ -162,12 +142,16 @@ class Search:
             if allowed is not None and not allowed.any():
                 return []
             similarity = None
-            if not lexical:
-                similarity = view.similarity_to_query(query)
+            trust = 1.0
+            if not lexical and self._has_one_encoder(view):
+                if view.parts[0].snapshot.state["runtime"] == "static":
+                    trust = ranking.STATIC
+                pairs = zip(self.members, view.parts, strict=True)
+                similarity = np.concatenate([index.similarity_to(query, part.snapshot) for index, part in pairs])
             votes = NO_VOTES
             if commits:
                 votes = view.votes(queries[0])
-            each = [ranking.score(parsed, view.segments, similarity, votes.shares, view.trust) for parsed in queries]
+            each = [ranking.score(parsed, view.segments, similarity, votes.shares, trust) for parsed in queries]
             scores = each[0]
             if len(queries) > 1:
                 scores = fuse(each, queries, named_files(query, view.segments), view.segments, allowed)
@@ -190,7 +174,7 @@ class Search:
         with self._view() as view:
             chunk = view.chunk_at(path, line)
             similarity = None
-            if not lexical:
+            if not lexical and self._has_one_encoder(view):
                 similarity = view.similarity_to_chunk(chunk)
             others = np.ones(len(view.segments.lengths), bool)
             others[chunk] = False
@@ -199,28 +183,39 @@ class Search:
             self.ranked_by = view.ranked_by(similarity, NO_VOTES)
             return view.best(query, scores, similarity, others, limit)
 
-    def languages(self) -> list[str]:
-        """Returns the languages of the files, most common first."""
-        counts: Counter[str] = Counter()
+    def files_by_language(self) -> Counter[str]:
+        """Returns the number of files in each language."""
+        counts = Counter()
         for index in self.members:
             counts.update(index.files_by_language())
-        return sorted(counts, key=counts.get, reverse=True)
+        return counts
 
     def text_of(self, path: str) -> str | None:
         """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
-        for label, index in self._labelled.items():
-            if path.startswith(label):
-                text = index.text_of(path.removeprefix(label))
-                if text is not None:
-                    return text
-        return None
+        texts = (index.text_of(own) for index, own in self._located(path))
+        return next((text for text in texts if text is not None), None)
 
     def full_path(self, path: str) -> str:
         """Returns the absolute path of a file in a result."""
-        for label, index in self._labelled.items():
+        return next((f"{index.folder}/{own}" for index, own in self._located(path)), path)
+
+    def _located(self, path: str) -> Iterator[tuple[Any, str]]:
+        """Yields each index to which a result with this path may belong, and the path in the index."""
+        for index, label in zip(self.members, self._labels, strict=True):
             if path.startswith(label):
-                return f"{index.folder}/{path.removeprefix(label)}"
-        return path
+                yield index, path.removeprefix(label)
+
+    def _has_one_encoder(self, view: _View) -> bool:
+        """Returns True if all indexes have the same encoder. Adds a notice if only some do, or if encoders differ.
+
+        Similarities from different encoders cannot be compared, and chunks of an index without an encoder would rank
+        too low.
+        """
+        encoders = {(part.snapshot.state or {}).get("fingerprint") for part in view.parts}
+        if len(encoders) > 1:
+            why = "the indexes do not all have the same encoder; set one with model=NAME"
+            self.members[0].notify(f"searching only by words: {why}")
+        return len(encoders) == 1 and encoders != {None}
 
     @contextmanager
     def _view(self) -> Iterator[_View]:
@@ -228,11 +223,12 @@ class Search:
         with ExitStack() as stack:
             for index in sorted(self.members, key=id):  # in one order, so that two threads never wait for each other
                 stack.enter_context(index.lock)
-            view = _View(self._labelled, stack)
+            snapshots = [stack.enter_context(index.snapshot()) for index in self.members]
+            view = _View(self._labels, snapshots)
             if not len(view.segments.languages):
-                folders = ", ".join(index.folder for index in self.members)
                 commands = "; ".join(f"`{index.command('--skipped')}`" for index in self.members)
-                raise UserError(f"{folders}: no files are indexed; {commands} indexes again and lists skipped files")
+                why = f"no files are indexed; {commands} indexes again and lists skipped files"
+                raise UserError(f"{self.folder}: {why}")
             yield view
 
 
@@ -240,7 +236,6 @@ class _Part(NamedTuple):
     """One index in a view: the label of its paths, its snapshot, and its slice of all chunks."""
 
     label: str
-    index: Any  # a `CodeIndex`, whose module imports this one
     snapshot: Snapshot
     chunks: slice
 
@@ -249,19 +244,17 @@ class _View:
     """Combines the snapshots of several indexes. Files and chunks are numbered across all of them.
 
     Args:
-        labelled: the indexes, keyed by the label to put before their paths.
-        stack: the exit stack that closes the snapshots.
+        labels: what to put before the paths of each snapshot.
     """
 
-    def __init__(self, labelled: dict[str, Any], stack: ExitStack):
+    def __init__(self, labels: Sequence[str], snapshots: Sequence[Snapshot]):
         self.parts: list[_Part] = []
         first = 0
-        for label, index in labelled.items():
-            snapshot = stack.enter_context(index.snapshot())
+        for label, snapshot in zip(labels, snapshots, strict=True):
             last = first + len(snapshot.segments.lengths)
-            self.parts.append(_Part(label, index, snapshot, slice(first, last)))
+            self.parts.append(_Part(label, snapshot, slice(first, last)))
             first = last
-        self.segments = joined_segments(tuple(part.snapshot.segments for part in self.parts))
+        self.segments = joined_segments(tuple(snapshot.segments for snapshot in snapshots))
 
     def allowed(
         self, path: str | None, language: str | None, name: str | None, tests: str | None
@@ -283,50 +276,20 @@ class _View:
                 raise UserError(f"language={language!r}: no such files; the index has {', '.join(sorted(known))}")
         kept = np.concatenate([part.snapshot.allowed(path, languages, name, part.label) for part in self.parts])
         if tests:
-            is_test = self.segments.traits[self.segments.owners, TRAITS.index("test")] > 0
-            kept &= is_test == (tests == "only")
+            kept &= self.segments.traits["test"][self.segments.owners] == (tests == "only")
         return kept
-
-    def similarity_to_query(self, query: str) -> np.ndarray | None:
-        """Computes each chunk's similarity to a query, or NaN for a chunk without an embedding.
-
-        Returns None if the indexes have no encoder or do not all have the same encoder, because similarities from
-        different encoders cannot be compared, and chunks of an index without an encoder would rank too low.
-        """
-        if not self._has_one_encoder():
-            return None
-        return np.concatenate([part.index.similarity_to(query, part.snapshot) for part in self.parts])
 
     def similarity_to_chunk(self, chunk: int) -> np.ndarray | None:
         """Computes the similarity of every chunk to one chunk, or NaN for a chunk without an embedding.
 
-        Returns None if that chunk has no embedding, or if the indexes do not all have the same encoder.
+        Returns None if that chunk has no embedding.
         """
         own = self._part_of(chunk)
-        if not self._has_one_encoder():
+        row = own.snapshot.slots[chunk - own.chunks.start]
+        if row < 0:
             return None
-        embedding = own.snapshot.embedding(chunk - own.chunks.start)
-        if embedding is None:
-            return None
+        embedding = own.snapshot.vectors[row].astype(np.float32)
         return np.concatenate([part.snapshot.similarity(embedding) for part in self.parts])
-
-    def _has_one_encoder(self) -> bool:
-        """Returns True if all indexes have the same encoder. Adds a notice if only some do, or if encoders differ."""
-        encoded = [part for part in self.parts if part.snapshot.state]
-        if not encoded:
-            return False
-        encoders = {part.snapshot.state["fingerprint"] for part in encoded}
-        if len(encoders) == 1 and len(encoded) == len(self.parts):
-            return True
-        why = "the indexes do not all have the same encoder; set one with model=NAME"
-        encoded[0].index.notify(f"searching only by words: {why}")
-        return False
-
-    @property
-    def trust(self) -> float:
-        """The factor for the weight of similarities, which is lower if they come from a static encoder."""
-        runtimes = {part.snapshot.state["runtime"] for part in self.parts if part.snapshot.state}
-        return ranking.STATIC if runtimes == {"static"} else 1.0
 
     def votes(self, query: ranking.Query) -> Votes:
         """Returns the weighted votes of all indexes' commits for chunks that may answer the query."""
@@ -345,8 +308,8 @@ class _View:
         if votes.commits:
             found.append("commits")
         if similarity is not None and not np.isnan(similarity).all():
-            found += [f"encoder {part.snapshot.state['model']}" for part in self.parts if part.snapshot.state]
-        return list(dict.fromkeys(found))
+            found.append(f"encoder {self.parts[0].snapshot.state['model']}")
+        return found
 
     def best(
         self,
@@ -364,9 +327,7 @@ class _View:
             text: the query as typed. If it is an error message or a stack trace, what it comes from is first.
         """
         ranked = dict(ranking.order_chunks(scores, self.segments, allowed, limit + CANDIDATES))
-        if "\n" not in text.strip():
-            ranked |= self._raising(message_words(text), list(ranked)[:CANDIDATES], query.test_factor)
-        ranked |= self._innermost(text, allowed)
+        ranked |= self._sources(text, list(ranked)[:CANDIDATES], allowed, query.test_factor)
         results: dict[Any, SearchResult] = {}
         for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1]):
             if len(results) == limit:
@@ -385,29 +346,32 @@ class _View:
             results[key] = replace(result, weak=weak)
         return list(results.values())
 
-    def _raising(self, message: Sequence[str], chunks: Iterable[int], test_factor: float) -> dict[int, float]:
-        """Returns a score for each of the chunks that raises an error message, higher than all other scores."""
-        scores = {}
-        if not 1 < len(message) <= MAX_MESSAGE:
-            return scores
-        for chunk in sorted(chunks):
-            part = self._part_of(chunk)
-            if size := words_raised(message, part.snapshot.result(chunk - part.chunks.start), part.index.text_of):
-                if self.segments.traits[self.segments.owners[chunk], TRAITS.index("test")]:
-                    size *= test_factor
-                scores[chunk] = ranking.EXACT_MEMBER + size
-        return scores
+    def _sources(
+        self, text: str, chunks: list[int], allowed: np.ndarray | None, test_factor: float
+    ) -> dict[int, float]:
+        """Returns a score for each chunk that a message or a stack trace comes from, higher than all other scores.
 
-    def _innermost(self, text: str, allowed: np.ndarray | None) -> dict[int, float]:
-        """Returns a score for each chunk of a stack trace's innermost frames, higher than all other scores."""
-        scores = {}
+        Args:
+            chunks: the chunks among which an error message is looked for.
+        """
+        raising = {}
+        message = message_words(text)
+        if "\n" not in text.strip() and 1 < len(message) <= MAX_MESSAGE:
+            for chunk in sorted(chunks):
+                part = self._part_of(chunk)
+                result = part.snapshot.result(chunk - part.chunks.start)
+                if size := words_raised(message, result, part.snapshot.text_of):
+                    if self.segments.traits["test"][self.segments.owners[chunk]]:
+                        size *= test_factor
+                    raising[chunk] = ranking.EXACT_MEMBER + size
+        innermost = {}
         trace = frames(text)[:CANDIDATES]
         for frame, files in zip(trace, files_at([frame.path for frame in trace], self.segments, 2), strict=True):
-            if files and len(scores) < FRAMES:
+            if files and len(innermost) < FRAMES:
                 chunk = self._chunk_of(frame, files[0])
                 if chunk is not None and (allowed is None or allowed[chunk]):
-                    scores.setdefault(chunk, ranking.EXACT_MEMBER + FRAMES - len(scores))
-        return scores
+                    innermost.setdefault(chunk, ranking.EXACT_MEMBER + FRAMES - len(innermost))
+        return raising | innermost
 
     def _chunk_of(self, frame: Frame, file: int) -> int | None:
         """Returns the chunk at a frame's line, or the nearest chunk with the function's name if the line has moved.
@@ -415,7 +379,7 @@ class _View:
         Many trees have a file such as `setup.py` or `index.js` outside folders. It is the frame's file only if it
         defines the function; otherwise, returns None.
         """
-        path = self.segments.paths()[file]
+        path = self.segments.paths[file]
         chunks = np.arange(*self.segments.firsts[file : file + 2])
         names = zip(chunks.tolist(), self.segments.names(chunks), strict=True)
         named = [chunk for chunk, name in names if frame.words.intersection(WORD.findall(name)[-1:])]
@@ -443,7 +407,7 @@ class _View:
         """Creates a query from a chunk's rare words that also occur in other chunks."""
         part = self._part_of(chunk)
         text = part.snapshot.result(chunk - part.chunks.start).text
-        counts: Counter[str] = Counter()
+        counts = Counter()
         for word in source_words(text.encode()):
             counts.update(terms(word))
         weights = {}
@@ -463,7 +427,7 @@ class _View:
         if similarity is None or np.isnan(similarity[chunks]).all():
             return False
         part = self._part_of(chunks.start)
-        return bool(np.nanmax(similarity[chunks]) > part.index.noise(part.snapshot))
+        return bool(np.nanmax(similarity[chunks]) > part.snapshot.noise())
 
     def _part_of(self, chunk: int) -> _Part:
         """Returns the part that contains a chunk."""

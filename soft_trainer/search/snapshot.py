@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import random
 import re
 import sqlite3
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.search.commits.memory import SHOWN_COMMITS, CommitMemory
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.globs import path_filter
@@ -33,13 +35,14 @@ class Snapshot:
 
     Attributes:
         state: the state of the embeddings, or None if the index has no encoder.
-        noise: the highest similarity of any chunk to random letters, or None until it is computed.
 
     Args:
         prefix: the start of a path. Only files whose path starts with `prefix` are read. Results omit the prefix.
+        encoder: returns the encoder that computed the embeddings.
     """
 
-    def __init__(self, database: sqlite3.Connection, index_dir: Path, prefix: str = ""):
+    def __init__(self, database: sqlite3.Connection, index_dir: Path, prefix: str, encoder: Callable[[], TextEncoder]):
+        self.encoder = encoder
         self.database = database
         self.prefix = prefix
         self.segments = store.Segments(database, prefix)
@@ -48,7 +51,7 @@ class Snapshot:
         present = np.flatnonzero(np.bincount(self.segments.languages))  # `np.unique` imports numpy.ma, which is slow
         self.languages = {known[number]: number for number in present.tolist()}
         self.memory = CommitMemory(database, self.segments)
-        self.noise: float | None = None
+        self._noise: float | None = None
         self.state: dict | None = store.get_meta(database, "vectors")
         if self.state:
             self.vectors = vectors.open_vectors(index_dir, self.state)
@@ -59,11 +62,25 @@ class Snapshot:
         """Computes each chunk's similarity to a query, float32[chunks], or NaN for a chunk without an embedding."""
         return np.append(vectors.similarities(self.vectors, embedding), np.float32(np.nan))[self.slots]
 
-    def embedding(self, chunk: int) -> np.ndarray | None:
-        """Returns a chunk's embedding, or None if it has none."""
-        if not self.state or self.slots[chunk] < 0:
-            return None
-        return self.vectors[self.slots[chunk]].astype(np.float32)
+    def noise(self) -> float:
+        """Returns the highest similarity between any chunk and meaningless queries of random letters."""
+        if self._noise is None:
+            letters = random.Random(0)
+            texts = []
+            for _ in range(24):
+                word = letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))
+                texts.append("".join(word))
+            embeddings = self.encoder().encode(texts, "query")
+            self._noise = max(float(np.nanmax(self.similarity(embedding))) for embedding in embeddings)
+        return self._noise
+
+    def text_of(self, path: str) -> str | None:
+        """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
+        query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
+        path = store.indexed_path(self.database, self.prefix + path)
+        for (text,) in self.database.execute(query, (path,)):
+            return _decompressed(text).decode(errors="replace")
+        return None
 
     def allowed(self, path: str | None, languages: set[str] | None, name: str | None, label: str) -> np.ndarray:
         """Returns which chunks pass the filters, bool[chunks]. Paths are matched with and without the `label`."""
@@ -74,7 +91,7 @@ class Snapshot:
             files &= np.isin(segments.languages, numbers)
         if path:
             pattern = path_filter(path)
-            for number, own in enumerate(map(composed, segments.paths())):
+            for number, own in enumerate(map(composed, segments.paths)):
                 files[number] &= bool(pattern.fullmatch(own) or pattern.fullmatch(composed(label) + own))
         chunks = files[segments.owners]
         if name:

@@ -63,7 +63,7 @@ _MACROS = (
     rb"(\b(?!KEYWORD)\w+[\s*&]+(?!KEYWORD|TYPE)\w*[a-z]\w*(?:\[\w*\])?\s+)(CAPITALS)(?=\s*[,)])",  # (int n UNUSED)
     rb"(\)(?:[ \t]*\n[ \t])?[ \t]*(?:const\s+)?)(CAPITALS)(?=\s*\{)",  # int total() API {
 )
-_BLANKS = bytes(10 if byte == 10 else 32 for byte in range(256))  # for `bytes.translate`: line breaks stay
+BLANKS = bytes(10 if byte == 10 else 32 for byte in range(256))  # for `bytes.translate`: line breaks stay
 # What a macro can make look like a function: `CHECK(x) if (x) { }`.
 _STATEMENT = re.compile(rb"(?:if|for|while|switch|return|else|catch)\b")
 _REFERENCES = ("reference_declarator", "function_declarator")
@@ -140,7 +140,7 @@ def _without_inner_comments(source: bytes) -> bytes:
     def blank(found: re.Match[bytes]) -> bytes:
         if b"/*" not in found[0]:
             return found[0]
-        return found[0].translate(_BLANKS).replace(b" \n", b"\\\n")
+        return found[0].translate(BLANKS).replace(b" \n", b"\\\n")
 
     return _DIRECTIVE.sub(lambda directive: _STRING_OR_COMMENT.sub(blank, directive[0]), source)
 
@@ -158,12 +158,12 @@ def _macros() -> list[re.Pattern[bytes]]:
 
 def _without_macros(source: bytes) -> bytes:
     """Blanks macros such as `API` in `class API Cart {`, where the grammar finds no class. All positions stay."""
-    code = bytearray(_NO_MACROS.sub(lambda found: found[0].translate(_BLANKS), source))
+    code = bytearray(_NO_MACROS.sub(lambda found: found[0].translate(BLANKS), source))
     blanked = bytearray(source)
     for pattern in _macros():
         for found in list(pattern.finditer(code)):
             start, end = found.span(2)
-            blanked[start:end] = code[start:end] = found[2].translate(_BLANKS)
+            blanked[start:end] = code[start:end] = found[2].translate(BLANKS)
     return bytes(blanked)
 
 
@@ -193,8 +193,8 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
         nodes += [(kind, node) for node in captures.get(kind, ())]
     nodes.sort(key=lambda each: (each[1].start_byte, -each[1].end_byte))
     # The definitions and wrappers around the current node. Looking up parents would be quadratic in a deep tree.
-    around: list[Definition] = []
-    wrappers: list[Node] = []
+    around = []
+    wrappers = []
     for kind, node in nodes:
         while around and around[-1].node.end_byte <= node.start_byte:
             around.pop()
@@ -207,9 +207,9 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
             continue
         if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
             continue
-        if language in PREPROCESSED and kind == "function":
-            if _STATEMENT.match(source, (name_node(node) or node).start_byte):
-                continue
+        c_function = language in PREPROCESSED and kind == "function"
+        if c_function and _STATEMENT.match(source, (name_node(node) or node).start_byte):
+            continue
         # A wrapper of an enclosing definition may end here too: a decorated class ends with its last method.
         first = around[-1].node.start_byte if around else 0
         own = [

@@ -74,7 +74,7 @@ def summary(docstring: str, style: DocStyle) -> str:
     """Returns the first paragraph of a docstring as plain text, or "" if the docstring has only tags."""
     for pattern, replacement in style.substitutions:
         docstring = re.sub(pattern, replacement, docstring)
-    lines: list[str] = []
+    lines = []
     for line in cleandoc("\n" + docstring).splitlines():
         text = line.strip()
         if re.match(style.stop, line) or (lines and not text):
@@ -115,21 +115,21 @@ def _link(match: re.Match[str]) -> str:
     return label or target.lstrip("#").replace("#", ".")
 
 
-_HTML: tuple[Substitution, ...] = (
+_HTML = (
     (r"(?s)<!--.*?-->", ""),
     (rf"(?i)</?({_BLOCK_TAGS})\b[^<>]*>", "\n\n"),
     (rf"(?i)</?({_INLINE_TAGS})(\s[^<>]*)?/?>", ""),
     (r"&(#\d+|#x[\da-fA-F]+|[A-Za-z]\w*);", lambda match: html.unescape(match[0])),
 )
-_QUOTES: tuple[Substitution, ...] = ((r"`([\w.:\- ]+)'(?!\w)", r"'\1'"),)
-_MARKDOWN: tuple[Substitution, ...] = (
+_QUOTES = ((r"`([\w.:\- ]+)'(?!\w)", r"'\1'"),)
+_MARKDOWN = (
     *_QUOTES,
     (r"(?<![\w\])])!?\[([^\]\n]+)\](\([^)\s]*\)|\[[^\]\n]*\])", r"\1"),
     (r"(?<!`)`{1,2}(?!`)([^`]+)`{1,2}(?!`)", r"\1"),
     (r"(?<![\w*])\*{1,2}(?=\w)([^*\n]+?)\*{1,2}(?![\w*])", r"\1"),
 )
 _BRACED = r"((?:[^{}]|\{[^{}]*\})*)\}"
-_JAVADOC: tuple[Substitution, ...] = (
+_JAVADOC = (
     (r"(?i)\{@inheritdoc\}", ""),
     (r"\{@(?:link|linkplain|see|value)\s+(?P<target>[^\s({}|]*(?:\([^)]*\))?)(?P<label>[^{}]*)\}", _link),
     (rf"\{{@(?!return\b)\w+\s*{_BRACED}", r"\1"),
@@ -158,7 +158,7 @@ _LEADING_SECTIONS = (
     rf"\A(?:\s*[@\\](?!(?:code|dot|msc|verbatim)\b)(?:{_SECTIONS})\b.*(?:\n[ \t]*\S.*)*\n[ \t]*(?:\n|\Z))+"
     r"(?=\s*\S)"
 )
-_DOXYGEN: tuple[Substitution, ...] = (
+_DOXYGEN = (
     (_LEADING_SECTIONS, ""),
     (rf"{_SIGN}(brief|short)\b\s*", ""),
     (rf"{_SIGN}details\b", "\n\n"),
@@ -169,7 +169,7 @@ _DOXYGEN: tuple[Substitution, ...] = (
     (r"[@\\]f[$\[\]]|(?<!\S)[@\\]n\b|(?<![^\s(])%(?=[A-Za-z])", ""),
     (r"\\([@\\&$#<>%])", r"\1"),
 )
-_XML: tuple[Substitution, ...] = (
+_XML = (
     (r"(?s)\A.*?<summary>", ""),
     (r"<(param|typeparam|returns|value|exception|permission|seealso|code|list)\b", r"\n@\1 "),
     (r"</?inheritdoc\b[^<>]*>", ""),

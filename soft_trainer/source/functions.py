@@ -41,18 +41,6 @@ _STRINGS = ("string", "parenthesized_expression")  # the second may be a docstri
 _MAX_OVERLOADS = 50
 
 
-def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Function]]:
-    """Yields the row of each named function in `source` that has a body, and the function.
-
-    A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. `docstring` and
-    `docstring_tokens` are empty if a function has no documentation. If the documentation consists only of tags, only
-    `docstring_tokens` is empty.
-    """
-    file = FileFunctions(root, source, language, path)
-    for function in file.functions.values():
-        yield file.row(function), function
-
-
 class Function(NamedTuple):
     """A named function in a file.
 
@@ -192,8 +180,16 @@ class FileFunctions:
                     outer = outer.parent
                 yield ".".join(filter(None, scope)), documentation
 
+    def rows(self) -> list[Row]:
+        """Returns the row of each function."""
+        return list(map(self.row, self.functions.values()))
+
     def row(self, function: Function) -> Row:
-        """Returns a function's row with CodeSearchNet's columns; see `functions`."""
+        """Returns a function's row with CodeSearchNet's columns, except `repo` and `partition`.
+
+        These depend on the package. `docstring` and `docstring_tokens` are empty if a function has no documentation.
+        If the documentation consists only of tags, only `docstring_tokens` is empty.
+        """
         first, last = function.lines
         docstring = self.docstring(function)
         return {
@@ -239,7 +235,7 @@ class FileFunctions:
 
     def at(self, lines: set[int]) -> set[str]:
         """Returns the names of the innermost functions on these lines."""
-        owners: dict[int, str] = {}
+        owners = {}
         for name, function in self.functions.items():  # outer functions come before those inside them
             first, last = function.lines
             owners |= dict.fromkeys(lines.intersection(range(first, last + 1)), name)
@@ -289,7 +285,7 @@ class FileFunctions:
         Line comments on consecutive lines count as one comment.
         """
         code = self.source[at : at + 500].decode(errors="replace")
-        lines: list[str] = []
+        lines = []
         for index in reversed(range(bisect_left(self._between, at, key=_START))):
             node = self._between[index]
             gap = self.source[self._end(node) : at]
@@ -347,7 +343,7 @@ def comments(root: Node, source: bytes, language: str) -> list[Node]:
 
 def _outermost(nodes: list[Node]) -> list[Node]:
     """Returns the nodes that are in none of the others, in order. A docstring in brackets may contain comments."""
-    kept: list[Node] = []
+    kept = []
     for node in sorted(nodes, key=_START):
         if not kept or node.start_byte >= kept[-1].end_byte:
             kept.append(node)

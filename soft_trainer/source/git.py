@@ -23,7 +23,7 @@ _MAX_SHALLOW_BYTES = 10_000_000
 REGULAR_FILES = (0o100644, 0o100755, 0o100664)  # no links, no submodules
 
 
-def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
+def open_repository(path: str | Path) -> pygit2.Repository:
     """Opens a repository with or without a working tree, whoever owns it.
 
     Raises:
@@ -49,7 +49,7 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
     return repository
 
 
-def _check_regular_files(path: str | os.PathLike[str]) -> None:
+def _check_regular_files(path: str | Path) -> None:
     """Raises UserError if one of git's files is not a regular file. libgit2 would wait forever for a pipe."""
     own = git_dir(path)
     shared = common_dir(path)
@@ -63,7 +63,7 @@ def _check_regular_files(path: str | os.PathLike[str]) -> None:
             raise UserError(f"{file}: not a regular file, so the repository was not read; remove it or clone again")
 
 
-def shallow_ends(path: str | os.PathLike[str]) -> str:
+def shallow_ends(path: str | Path) -> str:
     """Returns the ids of the commits at which a shallow clone ends, one per line, or "" for a full clone."""
     ends = read_regular(os.path.join(common_dir(path), "shallow"), _MAX_SHALLOW_BYTES)
     if isinstance(ends, str):
@@ -72,7 +72,7 @@ def shallow_ends(path: str | os.PathLike[str]) -> str:
 
 
 @contextmanager
-def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
+def reporting_missing_objects(path: str | Path) -> Iterator[None]:
     """Turns an error about a missing or damaged git object into a one-line error.
 
     Raises:
@@ -153,7 +153,7 @@ def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str
         stack += reversed(below)
 
 
-def write_tree(repository: pygit2.Repository, commit: str, folder: str | os.PathLike[str]) -> None:
+def write_tree(repository: pygit2.Repository, commit: str, folder: str | Path) -> None:
     """Writes a commit's regular files to `folder`. Skips files that are missing or over `MAX_FILE_BYTES`."""
     for path, oid in tree_files(repository, commit):
         content = None

@@ -65,15 +65,6 @@ def entry_of(table: dict, language: str):
     return table[language]
 
 
-def parses(code: str, language: str) -> bool:
-    """Returns True if `code` parses without errors as a file, a function, or a method without its class.
-
-    Raises:
-        UserError: the language is not in `GRAMMARS`.
-    """
-    return not parse_framed(code, language)[0].has_error
-
-
 def parse_framed(code: str, language: str) -> tuple[Node, bytes, set[int]]:
     """Parses code in the first frame, such as `class C { ... }`, that gives no syntax error, or else without a frame.
 

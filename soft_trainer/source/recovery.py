@@ -101,7 +101,7 @@ def _blocks(lines: list[bytes], numbers: Iterable[int]) -> list[Block]:
     """Divides lines into blocks."""
     numbers = list(numbers)
     least = min(_indentation(lines[number]) for number in numbers)
-    blocks: list[Block] = []
+    blocks = []
     for number in numbers:
         line = lines[number]
         inside = _indentation(line) > least or _GOES_ON.match(line)

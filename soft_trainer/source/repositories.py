@@ -23,24 +23,24 @@ def repository_of(folder: str) -> tuple[str, str] | None:
     return None
 
 
-def git_dir(top: str | os.PathLike[str]) -> str:
+def git_dir(top: str | Path) -> str:
     """Returns the git directory of a repository. In a submodule or a linked working tree, `.git` is a file."""
-    place = os.path.join(top, ".git")
-    if not os.path.lexists(place):
+    file = os.path.join(top, ".git")
+    if not os.path.lexists(file):
         return os.fspath(top)  # a bare repository
-    pointer = read_regular(place, _MAX_BYTES)
+    pointer = read_regular(file, _MAX_BYTES)
     if isinstance(pointer, str) or not pointer.startswith(b"gitdir:"):
-        return place
+        return file
     return os.path.join(top, os.fsdecode(pointer.removeprefix(b"gitdir:").strip()))
 
 
-def common_dir(top: str | os.PathLike[str]) -> str:
+def common_dir(top: str | Path) -> str:
     """Returns the git directory that all working trees of a repository share."""
-    place = git_dir(top)
-    shared = read_regular(os.path.join(place, "commondir"), _MAX_BYTES)
+    folder = git_dir(top)
+    shared = read_regular(os.path.join(folder, "commondir"), _MAX_BYTES)
     if isinstance(shared, str):
-        return place
-    return os.path.join(place, os.fsdecode(shared.strip()))
+        return folder
+    return os.path.join(folder, os.fsdecode(shared.strip()))
 
 
 def is_linked_worktree(folder: str, top: str = "") -> bool:

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import sysconfig
+from pathlib import Path
 
 from soft_trainer.source.languages import LANGUAGE_OF_ENDING
 
@@ -53,7 +54,7 @@ MINIFIED = "minified"
 _CODE = (*LANGUAGE_OF_ENDING, ".css", ".scss", ".vue")
 
 
-def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | str:
+def read_regular(path: str | Path, limit: int) -> bytes | str:
     """Returns a regular file's bytes, or the reason to skip the file. Links and pipes are not opened."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
@@ -67,7 +68,7 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | str:
     return source
 
 
-def read_text(root: str | os.PathLike[str], path: str, strict: bool = False) -> bytes | str:
+def read_text(root: str | Path, path: str, strict: bool = False) -> bytes | str:
     """Reads a file below `root`. Returns its text or the reason to skip the file; see `readable`."""
     return readable(read_regular(os.path.join(root, path), MAX_FILE_BYTES), path, strict)
 

@@ -2,20 +2,21 @@ import pytest
 
 from soft_trainer.dataflow import DATA_FLOW_LANGUAGES, code_tokens, remove_comments
 from soft_trainer.errors import UserError
-from soft_trainer.source.grammars import parser, parses
+from soft_trainer.mining.rules import unparseable
+from soft_trainer.source.grammars import parser
 
 
 def test_one_parser_a_language():
     assert all(parser(language) is parser(language) for language in DATA_FLOW_LANGUAGES)
-    for function in (code_tokens, parses, remove_comments):
+    for function in (code_tokens, unparseable, remove_comments):
         with pytest.raises(UserError, match="ruby, python"):
             function("", "cobol")
 
 
 @pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)
 def test_functions_parse_and_comments_are_removed_and_nothing_else(functions, language):
-    assert parses(functions[language], language)
-    assert not parses(functions[language][:-12] + "(", language)
+    assert not unparseable(functions[language], language)
+    assert unparseable(functions[language][:-12] + "(", language)
     code = remove_comments(functions[language], language)
     assert not any(text in code for text in ("#", "//", "/*", "Add up", "\n\n"))
     assert code_tokens(code, language) == code_tokens(functions[language], language)

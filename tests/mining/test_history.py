@@ -300,8 +300,8 @@ def test_a_working_tree_of_a_shallow_clone_is_mined(repository, tmp_path, capsys
     assert sizes(mined) == {"train": 10, "valid": 1, "test": 1, "codebase": 5}
 
 
-def remove(repository, place):
-    oid = str(repository.git.revparse_single(place).id)
+def remove(repository, revision):
+    oid = str(repository.git.revparse_single(revision).id)
     (repository.path / ".git/objects" / oid[:2] / oid[2:]).unlink()
 
 

@@ -9,6 +9,8 @@ from trees import FILES, write_tree
 
 from soft_trainer.encoders import text_encoder
 from soft_trainer.search import code_index
+from soft_trainer.search.commits import reading
+from soft_trainer.search.commits.memory import Choice
 from soft_trainer.terminal import exit_on_user_error
 
 
@@ -29,7 +31,6 @@ def cache(tmp_path, monkeypatch):
 class StubEncoder:
     """An encoder whose embeddings are counts of letters, so similar texts are similar. It records what it encodes."""
 
-    encoded: list = []
     weights, code_side = 1.0, ""
     runtime = "torch"
 
@@ -63,10 +64,19 @@ class StubEncoder:
 
 @pytest.fixture
 def stub(monkeypatch):
-    """Replaces the encoder of indexes by the stub, and returns the stub's class."""
-    monkeypatch.setattr(text_encoder, "open_encoder", lambda name, dim=None, **way: StubEncoder(name, dim))
-    StubEncoder.encoded, StubEncoder.weights, StubEncoder.code_side = [], 1.0, ""
-    return StubEncoder
+    """Replaces the encoder of indexes by a stub. Returns the stub's class, which a test may change."""
+
+    class Stub(StubEncoder):
+        encoded = []
+
+    monkeypatch.setattr(text_encoder, "open_encoder", lambda name, dim=None, **way: Stub(name, dim))
+    return Stub
+
+
+@pytest.fixture
+def voting(monkeypatch):
+    """Gives the commits' votes a weight, which so few commits would not get."""
+    monkeypatch.setattr(reading, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from soft_trainer.search import CodeIndex, Search, code_index
 from soft_trainer.search.code_index import open_for
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.measuring.judged import documentation_queries
-from soft_trainer.search.ranking.results import SearchResult, query_terms
+from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.serving.examples import example_queries
 
 ALONE = "compare scores only within this search\n"
@@ -100,7 +100,7 @@ def test_chunks_that_a_search_has_left_are_encoded_after_its_answer(command, tre
     assert command("search", "--folder", tree, "brand_new_7")[2] == f"ranked by words, encoder stub; {ALONE}"
 
 
-def test_commands_that_are_shown_can_be_run(command, tree, stub, monkeypatch):
+def test_commands_that_are_shown_can_be_run(command, tree, stub):
     spaced, kept = tree.rename(tree.with_name("my tree")), tree.with_name("my index")
     out = command("index", spaced, "--index_dir", kept, "--model", "stub")[1]
     shown = shlex.split(out.split("Search it: soft-trainer ")[1])
@@ -225,19 +225,19 @@ def test_a_served_index_follows_no_update_lexical_and_the_query(command, tree, s
     assert seen[1][0] is False and seen[1][1][0].path == "new.py"
 
 
-def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub, monkeypatch):
+def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub):
     command("index", tree, "--model", "stub")
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
 
     def gone(self, texts):
         raise UserError("stub: no such folder")
 
-    monkeypatch.setattr(stub, "queries", gone)
+    stub.queries = gone
     code, out, err = command("search", "--folder", tree, "brand_new")
     assert code == 0 and out.startswith("new.py:1") and "searching only by words: stub" in err
-    place = store.default_index_dir(tree)
+    index_dir = store.default_index_dir(tree)
     tree.rename(tree.with_name("elsewhere"))
-    code, out, err = command("search", "--index_dir", place, "parse_date", "--lexical")
+    code, out, err = command("search", "--index_dir", index_dir, "parse_date", "--lexical")
     assert code == 0 and out.startswith("src/shop/dates.py") and "folder is missing" in err
 
 
@@ -264,12 +264,14 @@ def test_a_folder_shows_nothing_of_the_parent_whose_index_it_uses(command, tmp_p
     assert command("search", "--folder", parent / "client", "--path", "c.rs", "parse date")[0] == 0
     assert command("search", "--folder", parent / "client", "--path", "secretproj/**", "parse date")[:2] == (1, "")
     assert "the index has rust" in command("search", "--folder", parent / "client", "--language", "x", "parse")[2]
-    for place in ("secretproj/b.py:1", "../secretproj/b.py:1"):
-        assert command("search", "--folder", parent / "client", "--similar", place)[0] == 2
+    for location in ("secretproj/b.py:1", "../secretproj/b.py:1"):
+        assert command("search", "--folder", parent / "client", "--similar", location)[0] == 2
     assert command("search", "--folder", parent / "client", "--similar", "c.rs:1")[:2] == (1, "")
     index = open_for(parent / "client")
     assert (
-        index.text_of("c.rs") and index.text_of("secretproj/b.py") is None and Search([index]).languages() == ["rust"]
+        index.text_of("c.rs")
+        and index.text_of("secretproj/b.py") is None
+        and Search([index]).files_by_language() == {"rust": 1}
     )
     assert Search([index]).full_path("c.rs") == str(parent / "client/c.rs")
     assert not {"secretproj", "parse_secret_date"} & set(example_queries(Search([index])))
@@ -353,7 +355,7 @@ def test_hostile_names_and_contents(command, tree):
 def test_the_lines_that_matter_are_shown():
     text = "\n".join(["def f():", *["    pass"] * 30, "    return total_price(items)", *["    pass"] * 30])
     result = SearchResult("a.py", 10, 71, "python", "f", 1.0, text)
-    lines = result.telling_lines(query_terms("total price"))
+    lines = result.telling_lines({"total", "pric"})
     assert lines[0] == (10, "def f():") and (41, "    return total_price(items)") in lines
 
 
@@ -366,14 +368,14 @@ def test_a_stopped_index_says_what_is_kept_and_goes_on(command, tree, stub, monk
             raise KeyboardInterrupt
         return original(self, texts, languages)
 
-    monkeypatch.setattr(stub, "codes", stopping)
+    stub.codes = stopping
     code, out, err = command("index", tree, "--model", "stub")
     assert (code, out) == (130, "") and err.count("\n") == 1
     index = CodeIndex.open(store.default_index_dir(tree))
     kept = index.statistics()
     assert 0 < kept["encoded"] < kept["chunks"] and index.search("parse date")[0].name == "parse_date"
     assert f"stopped: {kept['encoded']} of {kept['chunks']} chunks are encoded" in err
-    monkeypatch.setattr(stub, "codes", original)
+    stub.codes = original
     assert command(*shlex.split(err.split("`")[1])[1:])[0] == 0  # the command that the message names
     assert index.statistics()["encoded"] == kept["chunks"] and len(stub.encoded) == len(set(stub.encoded))
 

@@ -64,7 +64,7 @@ def test_a_static_encoder_counts_less(tree, stub, monkeypatch, runtime, expected
         trusted.append(trust)
         return score(query, segments, similarity, votes, trust)
 
-    monkeypatch.setattr(stub, "runtime", runtime)
+    stub.runtime = runtime
     monkeypatch.setattr(code_index.vectors, "lightest", lambda database, encoder: encoder)
     with CodeIndex.build(tree, model="stub") as index:
         monkeypatch.setattr(ranking, "score", recorded)

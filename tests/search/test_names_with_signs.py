@@ -74,7 +74,7 @@ def index(tmp_path_factory):
     tree = tmp_path_factory.mktemp("tree")
     (tree / "vec.cpp").write_text(VECTOR)
     (tree / "cart.rb").write_text(RUBY)
-    return CodeIndex.build(tree, tmp_path_factory.mktemp("place") / "index", model="none")
+    return CodeIndex.build(tree, tmp_path_factory.mktemp("indexed") / "index", model="none")
 
 
 @pytest.mark.parametrize("name", FOUND)

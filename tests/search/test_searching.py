@@ -61,9 +61,9 @@ def test_filters_and_texts_of_several_indexes(both, tree):
 
 
 def test_folders_of_one_name_are_told_apart_by_their_whole_path(tmp_path):
-    places = [write_tree(tmp_path / name / "app", {"a.py": f"def in_{name}(): pass\n"}) for name in ("one", "two")]
-    both = Search([CodeIndex.build(place) for place in places])
-    assert both.search("in_two")[0].path == f"{places[1]}/a.py" == both.full_path(f"{places[1]}/a.py")
+    folders = [write_tree(tmp_path / name / "app", {"a.py": f"def in_{name}(): pass\n"}) for name in ("one", "two")]
+    both = Search([CodeIndex.build(folder) for folder in folders])
+    assert both.search("in_two")[0].path == f"{folders[1]}/a.py" == both.full_path(f"{folders[1]}/a.py")
 
 
 def test_updates_notices_and_encoders_of_several_indexes(tree, tmp_path, stub):
@@ -129,8 +129,8 @@ def test_a_folder_in_another_is_searched_once(command, tree, own_index):
         asked = [word for folder in folders for word in ("--folder", folder)]
         out = command("search", *asked, "parse date", "--json")[1]
         rows = [json.loads(line) for line in out.splitlines()]
-        places = [(row["text"], row["start_line"]) for row in rows]
-        assert rows[0]["path"] == "src/shop/dates.py" and len(places) == len(set(places))
+        chunks = [(row["text"], row["start_line"]) for row in rows]
+        assert rows[0]["path"] == "src/shop/dates.py" and len(chunks) == len(set(chunks))
 
 
 def test_an_ignored_folder_in_another_is_searched_too(tree):

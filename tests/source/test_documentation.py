@@ -10,7 +10,7 @@ import pytest
 
 from soft_trainer.source.definitions import parse
 from soft_trainer.source.documentation import summary
-from soft_trainer.source.functions import FileFunctions, functions
+from soft_trainer.source.functions import FileFunctions
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 
 # (language, what is between the documentation and the function, a file, its functions and the beginning of their
@@ -158,7 +158,7 @@ def test_a_docstring_in_python_is_what_ast_gives(literal, recwarn):
     if literal != '"A \\x"':  # an error for Python
         expected = (ast.get_docstring(ast.parse(source).body[0]) or "").strip()
     recwarn.clear()  # of `ast`
-    ((row, _),) = functions(parse(source.encode(), "python"), source.encode(), "python", "path")
+    (row,) = FileFunctions(parse(source.encode(), "python"), source.encode(), "python", "path").rows()
     assert row["docstring"] == expected.encode(errors="replace").decode()
     documented = bool(expected) or literal == '""'
     assert documented != any(token.endswith(('"', "'")) for token in row["code_tokens"])

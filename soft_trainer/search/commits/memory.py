@@ -63,7 +63,7 @@ class CommitMemory:
         numbers, lengths = database.execute("SELECT numbers, lengths FROM memory").fetchone() or (b"", b"")
         self.numbers = np.frombuffer(numbers, "<i4")
         self.lengths = np.frombuffer(lengths, "<u2").astype(np.float32)
-        self._places: dict[str, dict[str, list[int]]] = {}
+        self._by_path: dict[str, dict[str, list[int]]] = {}
 
     def weighted_votes(self, query: Query) -> Votes:
         """Returns the votes for each chunk, multiplied by `weight`."""
@@ -82,11 +82,11 @@ class CommitMemory:
         nearest = np.argsort(-scores, kind="stable")[:NEAREST]
         shares = np.zeros(self.number_of_chunks, np.float32)
         commits = defaultdict(list)
-        for place in nearest[scores[nearest] > 0].tolist():
-            number = int(self.numbers[place])
+        for position in nearest[scores[nearest] > 0].tolist():
+            number = int(self.numbers[position])
             functions = self.functions(number)
             for chunk in set().union(*functions):
-                shares[chunk] += scores[place] / math.sqrt(len(functions))
+                shares[chunk] += scores[position] / math.sqrt(len(functions))
                 commits[chunk].append(number)
         if commits:
             # The geometric mean of two scales: the best chunk's votes, and the score of a subject with all words.
@@ -108,8 +108,8 @@ class CommitMemory:
         name, date, subject = self.database.execute(query, (number,)).fetchone()
         return Commit(name[:10], time.strftime("%Y-%m-%d", time.gmtime(date)), subject)
 
-    def _scores(self, query: Query, before: int | None) -> tuple[np.ndarray, float]:
-        """Scores each commit's subject against the query with BM25. Returns float32[commits].
+    def _scores(self, asked: Query, before: int | None) -> tuple[np.ndarray, float]:
+        """Scores each commit's subject against a query with BM25. Returns float32[commits].
 
         Also returns the score of a typical subject that contains the whole query.
         """
@@ -117,38 +117,32 @@ class CommitMemory:
         scores = np.zeros(count, np.float32)
         perfect = 0.0
         norm = length_norm(self.lengths[:count])
-        for term, weight in query.terms.items():
+        for term, weight in asked.terms.items():
             if weight < 1:  # neighbouring words joined into one term
                 continue
-            commits, counts = self._postings(term)
+            query = "SELECT width, chunks, counts FROM commit_postings WHERE term = ?"
+            commits, counts = store.decode_postings(self.database.execute(query, (term,)))
             near = np.searchsorted(commits, count)
             commits = commits[:near]
             rarity = inverse_frequency(len(commits), count)
-            scores[commits] += rarity * saturated(counts[:near], norm[commits])
+            scores[commits] += rarity * saturated(counts[:near].astype(np.float32), norm[commits])
             perfect += rarity
         return scores, perfect
-
-    def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the positions of the commits whose subject contains a term, and the term's count in each subject."""
-        query = "SELECT width, chunks, counts FROM commit_postings WHERE term = ?"
-        for width, commits, counts in self.database.execute(query, (term,)):
-            return store.unpack(width, commits), np.frombuffer(counts, np.uint8).astype(np.float32)
-        return np.zeros(0, np.int64), np.zeros(0, np.float32)
 
     def _chunks(self, path: str, name: str, number: int) -> list[int]:
         """Returns a function's current chunks, given the function's path and name in a commit."""
         path = self.present_path(path, number)
         if path is None:
             return []
-        if path not in self._places:
-            places = defaultdict(list)
+        if path not in self._by_path:
+            chunks = defaultdict(list)
             for chunk, _, own in self.segments.chunks_of(path):
-                places[own].append(chunk)
-            self._places[path] = dict(places)
-        places = self._places[path]
+                chunks[own].append(chunk)
+            self._by_path[path] = chunks
+        chunks = self._by_path[path]
         # The name of a chunk may include enclosing functions, which mining drops.
-        inner = (own for own in places if own.endswith(f".{name}"))
-        return places.get(name) or places.get(next(inner, None), [])
+        inner = (own for own in chunks if own.endswith(f".{name}"))
+        return chunks.get(name) or chunks.get(next(inner, None), [])
 
     def present_path(self, path: str, number: int) -> str | None:
         """Returns a file's current path in the indexed folder, following renames since a commit.
@@ -196,13 +190,28 @@ def choose_weight(database: sqlite3.Connection) -> Choice:
     queries = _queries(database, memory)
     if len(queries) < MIN_QUERIES:
         return Choice(0.0, len(queries), {})
-    found = np.array([_reciprocal_ranks(number, text, right, segments, memory) for number, text, right in queries])
-    best = found[:, found.mean(0).argmax()]
-    behind = best[:, None] - found
-    error = behind.std(0, ddof=1) / np.sqrt(len(queries))
-    weight = WEIGHTS[int(np.argmax(behind.mean(0) <= error))]
-    mrr = dict(zip(map(str, WEIGHTS), found.mean(0).round(4).tolist(), strict=True))
-    return Choice(weight, len(queries), mrr)
+    ranks = np.zeros((len(queries), len(WEIGHTS)))  # reciprocal ranks, 0 below rank `DEPTH`
+    for row, (number, text, right) in zip(ranks, queries, strict=True):
+        query = ranking.parse_query(text)
+        scores = ranking.score(query, segments)
+        votes = memory.votes(query, before=number)
+        for column, weight in enumerate(WEIGHTS):
+            voted = ranking.with_votes(scores, segments, weight * votes.shares)
+            ranked = ranking.order_chunks(voted, segments, None, DEPTH)
+            row[column] = next((1 / rank for rank, (chunk, _) in enumerate(ranked, 1) if chunk in right), 0.0)
+    mrr = dict(zip(map(str, WEIGHTS), ranks.mean(0).round(4).tolist(), strict=True))
+    return Choice(smallest_good_weight(ranks), len(queries), mrr)
+
+
+def smallest_good_weight(ranks: np.ndarray) -> float:
+    """Returns the smallest of `WEIGHTS` whose mean is within one standard error of the best.
+
+    Args:
+        ranks: each query's reciprocal rank for each weight, float[queries, weights].
+    """
+    behind = ranks[:, [ranks.mean(0).argmax()]] - ranks
+    error = behind.std(0, ddof=1) / np.sqrt(len(ranks))
+    return WEIGHTS[int(np.argmax(behind.mean(0) <= error))]
 
 
 def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[int, str, set[int]]]:
@@ -220,18 +229,3 @@ def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[i
         if len(queries) == MAX_QUERIES:
             break
     return queries
-
-
-def _reciprocal_ranks(
-    number: int, text: str, right: set[int], segments: store.Segments, memory: CommitMemory
-) -> list[float]:
-    """Returns the reciprocal rank of the first relevant chunk for each weight, or 0 below rank `DEPTH`."""
-    query = ranking.parse_query(text)
-    scores = ranking.score(query, segments)
-    votes = memory.votes(query, before=number)
-    found = []
-    for weight in WEIGHTS:
-        voted = ranking.with_votes(scores, segments, weight * votes.shares)
-        ranked = ranking.order_chunks(voted, segments, None, DEPTH)
-        found.append(next((1 / place for place, (chunk, _) in enumerate(ranked, 1) if chunk in right), 0.0))
-    return found

@@ -103,9 +103,7 @@ def remember(
     return problems
 
 
-def read_commits(
-    database: sqlite3.Connection, repository: str, prefix: str = "", tip: str | None = None, progress: bool = False
-) -> None:
+def read_commits(database: sqlite3.Connection, repository: str, prefix: str, tip: str | None, progress: bool) -> None:
     """Reads the commits made since the last call, and deletes commits that have left the history, as after a rebase.
 
     Args:
@@ -116,9 +114,9 @@ def read_commits(
         UserError: the repository cannot be read, or an object is missing.
     """
     with git.reporting_missing_objects(repository):
-        tip = tip or str(git.open_repository(repository).head.target)
         reader = ChangeReader(repository, seconds=PARSE_SECONDS)
         opened = reader.repository
+        tip = tip or str(opened.head.target)
         source = [prefix, git.shallow_ends(repository)]
         state = State.of(database)
         known = state is not None and state.source == source
@@ -129,10 +127,15 @@ def read_commits(
             return
         while state.head != tip or state.target:
             if not state.target:
-                _turn_to(tip, opened, database, state)
+                gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
+                with store.transaction(database):
+                    for table in ("commits", "renames"):
+                        database.executemany(f"DELETE FROM {table} WHERE id = ?", ((commit,) for commit in gone))
+                    state.read -= len(gone)
+                    state.target = tip
+                    state.save(database)
             _read_to_target(reader, database, state, progress)
         with store.transaction(database):
-            state.save(database)
             state.kept = _write_postings(database)
             state.save(database)
 
@@ -143,18 +146,6 @@ def forget(database: sqlite3.Connection) -> None:
         for table in ("commits", "renames", "memory", "commit_postings"):
             database.execute(f"DELETE FROM {table}")
         database.execute("DELETE FROM meta WHERE key = 'memory'")
-
-
-def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> None:
-    """Makes `tip` the commit to read up to. Deletes stored commits that are not ancestors of `tip`."""
-    gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
-    with store.transaction(database):
-        for table in ("commits", "renames"):
-            database.executemany(f"DELETE FROM {table} WHERE id = ?", ((commit,) for commit in gone))
-        state.read -= len(gone)
-        state.target = tip
-        state.done = 0
-        state.save(database)
 
 
 def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: State, progress: bool) -> None:
@@ -208,16 +199,16 @@ def _write_postings(database: sqlite3.Connection) -> int:
             rows.append((number, subject))
     if not rows:
         return 0
-    vocabulary: dict[str, int] = {}
+    vocabulary = {}
     entries = []
     lengths = []
-    for place, (_, subject) in enumerate(rows):
+    for position, (_, subject) in enumerate(rows):
         counts = Counter(telling_terms(subject))
         lengths.append(sum(counts.values()))
-        entries += [(vocabulary.setdefault(term, len(vocabulary)), place, count) for term, count in counts.items()]
-    term, place, count = np.array(entries, np.int32).reshape(-1, 3).T
+        entries += [(vocabulary.setdefault(term, len(vocabulary)), position, count) for term, count in counts.items()]
+    term, position, count = np.array(entries, np.int32).reshape(-1, 3).T
     numbers = np.array([number for number, _ in rows], "<i4")
     database.execute("INSERT INTO memory VALUES (?, ?)", (numbers.tobytes(), np.array(lengths, "<u2").tobytes()))
     counts = np.minimum(count, MAX_COUNT).astype(np.uint8)
-    store.insert_postings(database, 0, list(vocabulary), term, place, counts, table="commit_postings")
+    store.insert_postings(database, 0, list(vocabulary), term, position, counts, table="commit_postings")
     return len(rows)

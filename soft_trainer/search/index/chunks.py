@@ -113,13 +113,13 @@ def split(source: bytes, language: str, notebook: bool = False) -> list[Chunk]:
 
 def _split_text(source: bytes, language: str) -> list[Chunk]:
     lines = source.split(b"\n")
-    spans: list[Chunk] = []
-    signatures: list[tuple[int, str]] = []
+    spans = []
+    signatures = []
     parsed = True
     if language in SOURCE_LANGUAGES:
         root, parsed = parse_file(source, language, PARSE_SECONDS)
         spans, signatures = _definitions(root, source, language)
-    chunks: list[Chunk] = []
+    chunks = []
     line = 1
     for span, following in zip_longest(spans, spans[1:]):
         if following and following.start <= span.end:  # the head of a class or of a long function
@@ -152,9 +152,7 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
 def first_paragraph(text: bytes) -> bytes:
     """Returns the first paragraph of a chunk's documentation, or b"" if it has none."""
     found = _PARAGRAPH.search(text[:_MAX_BEFORE_PARAGRAPH])
-    if not found:
-        return b""
-    return next(filter(None, found.groups()), b"")
+    return found[found.lastindex] if found else b""
 
 
 def _blocks(lines: list[bytes], start: int, end: int, chunk: Chunk, language: str) -> list[Chunk]:

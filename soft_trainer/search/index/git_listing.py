@@ -58,7 +58,7 @@ def list_ignored(folder: str) -> list[str]:
     top, listed = list_files(folder)
     if listed is None:
         return []
-    paths: list[str] = []
+    paths = []
     for path in sorted(_ls_files(top, folder, _IGNORED) or []):
         if paths and paths[-1].endswith("/") and path.startswith(paths[-1]):
             paths.pop()  # git ignores every file in this folder one by one, and lists them too
@@ -85,11 +85,14 @@ def _ls_files(top: str, folder: str, options: tuple[str, ...]) -> list[str] | No
 
 
 def _run_git(top: str, folder: str, words: list[str], variables: dict[str, str]) -> list[str] | None:
+    config = read_regular(os.path.join(common_dir(top), "config"), _MAX_CONFIG_BYTES)
+    # Git misreads an index with hashes of SHA-256 in a repository with SHA-1.
+    sha256 = isinstance(config, bytes) and _SHA256.search(config) is not None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", **variables}
     command = [
         "git",
-        f"--git-dir={_empty_repository(_uses_sha256(top))}",
+        f"--git-dir={_empty_repository(sha256)}",
         f"--work-tree={top}",
         "-C",
         folder,
@@ -109,12 +112,6 @@ def _run_git(top: str, folder: str, words: list[str], variables: dict[str, str])
     return paths
 
 
-def _uses_sha256(top: str) -> bool:
-    """Returns True if a repository's index has hashes of SHA-256, which git misreads in a repository with SHA-1."""
-    config = read_regular(os.path.join(common_dir(top), "config"), _MAX_CONFIG_BYTES)
-    return not isinstance(config, str) and _SHA256.search(config) is not None
-
-
 def _empty_repository(sha256: bool) -> Path:
     """Returns a bare repository without objects in the user's cache. Creates the repository if it does not exist.
 
@@ -126,24 +123,24 @@ def _empty_repository(sha256: bool) -> Path:
     if sha256:
         name = "empty-sha256.git"
         config = "[core]\n\trepositoryformatversion = 1\n\tbare = true\n[extensions]\n\tobjectformat = sha256\n"
-    place = cache_dir() / name
-    if place.is_dir():
-        return place
+    target = cache_dir() / name
+    if target.is_dir():
+        return target
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent) as made:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as made:
             repository = Path(made, "empty.git")
             for name in ("objects", "refs"):
                 (repository / name).mkdir(parents=True)
             (repository / "HEAD").write_text("ref: refs/heads/main\n")
             (repository / "config").write_text(config)
             try:
-                repository.rename(place)
+                repository.rename(target)
             except OSError:
-                if not place.is_dir():  # another process has made it meanwhile
+                if not target.is_dir():  # another process has made it meanwhile
                     raise
     except OSError as error:
         raise UserError(
-            f"{place}: cannot be created ({error.strerror}); set XDG_CACHE_HOME to a writable folder"
+            f"{target}: cannot be created ({error.strerror}); set XDG_CACHE_HOME to a writable folder"
         ) from error
-    return place
+    return target

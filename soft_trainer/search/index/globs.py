@@ -50,7 +50,12 @@ def expression(tokens: list[str], wildcards: dict[str, str] = _WIDE, at_end: boo
         wildcards: the regular expression for each wildcard at which to split the tokens.
         at_end: True if the tokens extend to the end of the path, so that the last part must not be atomic.
     """
-    parts = _split(tokens, wildcards)
+    parts = [("", [])]  # a wildcard, and the tokens after it
+    for token in tokens:
+        if token not in wildcards:
+            parts[-1][1].append(token)
+        elif parts[-1] != (token, []):  # a repeated wildcard means the same as one
+            parts.append((token, []))
     written = ""
     for number, (wildcard, inner) in enumerate(parts, 1):
         last = at_end and number == len(parts)
@@ -61,14 +66,3 @@ def expression(tokens: list[str], wildcards: dict[str, str] = _WIDE, at_end: boo
             part += "".join(inner)
         written += part if last else f"(?>{part})"
     return written
-
-
-def _split(tokens: list[str], wildcards: dict[str, str]) -> list[tuple[str, list[str]]]:
-    """Splits tokens at wildcards. Returns (wildcard, following tokens) pairs. The first wildcard is ""."""
-    parts: list[tuple[str, list[str]]] = [("", [])]
-    for token in tokens:
-        if token not in wildcards:
-            parts[-1][1].append(token)
-        elif parts[-1] != (token, []):  # a repeated wildcard means the same as one
-            parts.append((token, []))
-    return parts

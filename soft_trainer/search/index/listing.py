@@ -9,7 +9,6 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from fnmatch import translate
 
 from soft_trainer.errors import UserError
@@ -56,23 +55,6 @@ _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # surrogates represent bytes that can
 Stat = tuple[int, int]  # the size in bytes, and the time of the last change in ns
 
 
-@dataclass
-class Listing:
-    """The files to index in a tree, and the skipped files with the reason for skipping each.
-
-    A skipped path that ends with a slash stands for a whole folder. Files that git ignores are not listed at all.
-
-    Attributes:
-        included: the files that an `include` pattern matches.
-        without_git: True if git is missing or failed, so ignore files had no effect.
-    """
-
-    files: dict[str, Stat] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    included: set[str] = field(default_factory=set)
-    without_git: bool = False
-
-
 def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = ()) -> Listing:
     """Lists the files below `root` as relative paths with `/`.
 
@@ -84,15 +66,27 @@ def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = (
     Raises:
         UserError: the folder cannot be read.
     """
-    return _Lister(os.path.realpath(root), exclude, include).run()  # git fails on a relative path
+    listing = Listing(os.path.realpath(root), exclude, include)  # git fails on a relative path
+    listing.run()
+    return listing
 
 
-class _Lister:
-    """Walks a tree and decides whether to list or skip each file."""
+class Listing:
+    """The files to index in a tree, and the skipped files with the reason for skipping each.
+
+    A skipped path that ends with a slash stands for a whole folder. Files that git ignores are not listed at all.
+
+    Attributes:
+        included: the files that an `include` pattern matches.
+        without_git: True if git is missing or failed, so ignore files had no effect.
+    """
 
     def __init__(self, root: str, exclude: Sequence[str], include: Sequence[str]):
+        self.files: dict[str, Stat] = {}
+        self.skipped: dict[str, str] = {}
+        self.included: set[str] = set()
+        self.without_git = False
         self.root = root
-        self.listing = Listing()
         self.exclude = list(map(path_filter, exclude))
         self.include = list(map(path_filter, include))
         # Only a pattern that starts with a folder's name reaches into skipped folders.
@@ -106,8 +100,8 @@ class _Lister:
         self.top = ""  # the root of the enclosing repository, or `root`
         self.reasons: dict[str, str] = {"": ""}  # the reason to skip each folder, or ""
 
-    def run(self) -> Listing:
-        """Lists the files in the tree, including files in nested repositories."""
+    def run(self) -> None:
+        """Decides whether to list or skip each file in the tree, including files in nested repositories."""
         try:
             os.scandir(self.root).close()
         except OSError as error:
@@ -119,15 +113,14 @@ class _Lister:
             top, listed = list_files(folder)
             self.top = self.top or os.path.realpath(top)
             if listed is None:
-                self.listing.without_git = True
+                self.without_git = True
                 listed = self._walk(prefix)
             for name in dict.fromkeys(listed):  # git lists a file with a merge conflict several times
                 path = f"{prefix}{name}".rstrip("/")
                 if self._add(path):
                     repositories.append(path + "/")
-            if self.include and not self.listing.without_git:
+            if self.include and not self.without_git:
                 self._add_ignored(prefix, list_ignored(folder))
-        return self.listing
 
     def _add(self, path: str) -> bool:
         """Lists a path, or records the reason to skip the path. Returns True if the path is a nested repository."""
@@ -138,24 +131,23 @@ class _Lister:
         if against and (against not in _OVERRIDDEN or not _matches(path, self.include_deep)):
             return False
         if self.include and _matches(path, self.include):
-            self.listing.included.add(path)
+            self.included.add(path)
         try:
             status = os.lstat(f"{self.root}/{path}")
         except (FileNotFoundError, NotADirectoryError):  # still tracked
             return False
         except OSError:
-            self.listing.skipped[path] = "unreadable"
-            return False
-        if stat.S_ISREG(status.st_mode) and _ORDINARY.fullmatch(name) and not self.exclude:
-            self.listing.files[path] = status.st_size, status.st_mtime_ns  # as most files
+            self.skipped[path] = "unreadable"
             return False
         if stat.S_ISDIR(status.st_mode):
             return not self._reason_against(path) and os.path.lexists(f"{self.root}/{path}/.git")
-        reason = self._reason_against_file(path, name, status)
+        reason = ""
+        if self.exclude or not (stat.S_ISREG(status.st_mode) and _ORDINARY.fullmatch(name)):
+            reason = self._reason_against_file(path, name, status)
         if reason:
-            self.listing.skipped[path] = reason
+            self.skipped[path] = reason
         else:
-            self.listing.files[path] = status.st_size, status.st_mtime_ns
+            self.files[path] = status.st_size, status.st_mtime_ns
         return False
 
     def _add_ignored(self, prefix: str, ignored: list[str]) -> None:
@@ -180,7 +172,7 @@ class _Lister:
                 with os.scandir(f"{self.root}/{folder}") as scan:
                     entries = list(scan)
             except OSError:
-                self.listing.skipped[folder] = "unreadable"
+                self.skipped[folder] = "unreadable"
                 continue
             for entry in entries:
                 path = folder + entry.name
@@ -202,7 +194,7 @@ class _Lister:
             if not reason:
                 reason = self._reason_against_folder(folder, name)
                 if reason:
-                    self.listing.skipped[folder + "/"] = reason
+                    self.skipped[folder + "/"] = reason
             self.reasons[folder] = reason
         return self.reasons[folder]
 
@@ -237,7 +229,7 @@ class _Lister:
             return "secret"
         if _matches(path, self.exclude):
             return "excluded"
-        if path in self.listing.included:
+        if path in self.included:
             return ""
         for kind, ends in _KINDS.items():
             if lower.endswith(ends):

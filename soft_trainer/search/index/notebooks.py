@@ -40,7 +40,7 @@ def _written(notebook: dict) -> tuple[bytes, str]:
         lines = []
         for text in texts:
             lines += text.removesuffix("\n").replace("\r", "").split("\n")
-        marks = [f"{mark}-{number}-{place}" for place in range(len(lines))]
+        marks = [f"{mark}-{number}-{line}" for line in range(len(lines))]
         written |= dict(zip(marks, lines, strict=True))
         cell |= {"cell_type": f"{mark}-{number}", "source": marks}
     shown = []

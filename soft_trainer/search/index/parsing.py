@@ -7,10 +7,10 @@ import os
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
 from itertools import chain, count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,11 +34,10 @@ MAX_NOTEBOOK_BYTES = 20_000_000  # including its pictures, which are not indexed
 _PACKAGE_FILES = {"__init__", "index", "mod"}
 
 
-@dataclass
-class Batch:
+class Batch(NamedTuple):
     """A batch of files with their terms, in the format of the index.
 
-    Attributes:
+    Args:
         files: for each file, the path, language, number of chunks, digest, the `[start, end, name]` of each chunk as
             JSON, and the compressed text.
         traits: each file's values for `store.TRAITS`.
@@ -50,17 +49,17 @@ class Batch:
             across all `files`.
     """
 
-    files: list[tuple[str, str, int, bytes, str, bytes]] = field(default_factory=list)
-    traits: list[tuple[int, ...]] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
-    digests: list[int] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    touched: list[str] = field(default_factory=list)
-    vocabulary: list[str] = field(default_factory=list)
-    term: np.ndarray | None = None
-    chunk: np.ndarray | None = None
-    count: np.ndarray | None = None
+    files: list[tuple[str, str, int, bytes, str, bytes]]
+    traits: list[tuple[int, ...]]
+    lengths: list[int]
+    kinds: list[int]
+    digests: list[int]
+    skipped: dict[str, str]
+    touched: list[str]
+    vocabulary: list[str]
+    term: np.ndarray
+    chunk: np.ndarray
+    count: np.ndarray
 
 
 def read_batch(root: str, known: Mapping[str, tuple | None], included: Collection[str] = ()) -> Batch:
@@ -71,20 +70,26 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
         known: the files to read, as paths mapped to (digest, language) from the index, or to None for a new file.
         included: files to read even if they are minified.
     """
-    batch = Batch()
+    files = []
+    traits = []
+    lengths = []
+    kinds = []
+    digests = []
+    skipped = {}
+    touched = []
     numbers = defaultdict(count().__next__)
-    term: list[int] = []
-    sizes: list[int] = []
+    term = []
+    sizes = []
     numbers_of = cache(lambda word: [numbers[one] for one in terms(word)])
     for path, as_indexed in known.items():
         read = read_source(root, path, path in included)
         if isinstance(read, str):
-            batch.skipped[path] = read
+            skipped[path] = read
             continue
         source, language = read
         digest = blake2b(source, digest_size=16).digest()
         if (digest, language) == as_indexed:
-            batch.touched.append(path)
+            touched.append(path)
             continue
         chunks = []
         parsed = True
@@ -92,20 +97,19 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
         for chunk, text, marked in _chunks(path, source, language):
             before = len(term)
             term.extend(chain.from_iterable(map(numbers_of, source_words(text))))
-            batch.lengths.append(min(len(term) - before, 65_535))
+            lengths.append(min(len(term) - before, 65_535))
             term.extend(map(numbers.__getitem__, marked))
             sizes.append(len(term) - before)
             chunks.append([chunk.start, chunk.end, chunk.name])
-            batch.kinds.append(chunk.kind)
+            kinds.append(chunk.kind)
             parsed = parsed and chunk.parsed
-            batch.digests.append(digest_of(embedded_text(path, chunk.name, lines[chunk.start - 1 : chunk.end])))
-        places = json.dumps(chunks, ensure_ascii=False, separators=(",", ":"))
-        batch.files.append((path, language, len(chunks), digest, places, zlib.compress(source, 1)))
-        depth = path.count("/")
+            digests.append(digest_of(embedded_text(path, chunk.name, lines[chunk.start - 1 : chunk.end])))
+        spans = json.dumps(chunks, ensure_ascii=False, separators=(",", ":"))
+        files.append((path, language, len(chunks), digest, spans, zlib.compress(source, 1)))
         parts = len(identifier_words(_name_and_folders(path)[0]))
-        kinds = {
+        values = {
             "test": is_test_path(path, language),
-            "depth": min(depth, 255),
+            "depth": min(path.count("/"), 255),
             "name_parts": min(parts, 255),
             "text": language in TEXT_LANGUAGES,
             "vendored": maybe_vendored(path),
@@ -113,16 +117,13 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             "garbled": decoded(source) is None,
             "broken": not parsed,
         }
-        batch.traits.append(tuple(int(kinds[trait]) for trait in TRAITS))
-    batch.vocabulary = list(numbers)
+        traits.append(tuple(values[trait] for trait in TRAITS))
     # Each pair of a term and a chunk is encoded as one integer. NumPy sorts integers faster than Python counts pairs.
     pairs = np.array(term, np.int64) * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
     pairs, times = np.unique(pairs, return_counts=True)
-    term_numbers, chunk_numbers = np.divmod(pairs, max(len(sizes), 1))
-    batch.term = term_numbers.astype(np.int32)
-    batch.chunk = chunk_numbers.astype(np.int32)
-    batch.count = np.minimum(times, MAX_COUNT).astype(np.uint8)
-    return batch
+    terms_and_chunks = np.divmod(pairs, max(len(sizes), 1))
+    postings = (*(some.astype(np.int32) for some in terms_and_chunks), np.minimum(times, MAX_COUNT).astype(np.uint8))
+    return Batch(files, traits, lengths, kinds, digests, skipped, touched, list(numbers), *postings)
 
 
 def read_source(root: str, path: str, included: bool = False) -> tuple[bytes, str] | str:

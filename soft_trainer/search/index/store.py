@@ -16,7 +16,7 @@ import os
 import re
 import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -63,11 +63,17 @@ CREATE TABLE memory (numbers BLOB, lengths BLOB);
 CREATE TABLE commit_postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB,
                               PRIMARY KEY (term, segment)) WITHOUT ROWID;
 """
-_ARRAYS = {"lengths": "<u2", "owners": "<i4", "kinds": "u1", "digests": "<i8", "languages": "<u2", "traits": "u1"}
-_WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+_ARRAYS = {
+    "lengths": "<u2",
+    "owners": "<i4",
+    "kinds": "u1",
+    "digests": "<i8",
+    "languages": "<u2",
+    "traits": [(name, "u1") for name in TRAITS],
+}
 
 
-def real_folder(folder: str | os.PathLike[str]) -> str:
+def real_folder(folder: str | Path) -> str:
     """Returns the absolute path of a folder, with links resolved. Raises UserError if there is no such folder."""
     real = ""
     if os.path.isdir(folder):  # "", such as an unset variable of a shell, is not the current folder
@@ -78,14 +84,14 @@ def real_folder(folder: str | os.PathLike[str]) -> str:
     return real
 
 
-def default_index_dir(folder: str | os.PathLike[str]) -> Path:
+def default_index_dir(folder: str | Path) -> Path:
     """Returns a tree's default index folder, which is in the user's cache, because another user may own the tree."""
     real = os.path.realpath(folder)
     name = re.sub(r"\W", "-", os.path.basename(real))[:40]
     return cache_dir() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
-def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
+def find_index_dir(folder: str | Path) -> Path | None:
     """Returns the index folder of a folder or of its nearest indexed parent, or None if neither is indexed.
 
     Raises:
@@ -93,9 +99,9 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
     """
     real = Path(real_folder(folder))
     for parent in (real, *real.parents):
-        place = default_index_dir(parent)
-        if (place / DATABASE).is_file() and (place / SETTINGS).is_file():  # the settings are written last
-            return place
+        index_dir = default_index_dir(parent)
+        if (index_dir / DATABASE).is_file() and (index_dir / SETTINGS).is_file():  # the settings are written last
+            return index_dir
     return None
 
 
@@ -118,14 +124,9 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
 
 def _check_owner(index_dir: Path) -> None:
     """Raises UserError if another user could have written to the index."""
-    owners = {index_dir.stat().st_uid}
-    links = False
-    for name in (*_DATABASE_FILES, SETTINGS):
-        file = index_dir / name
-        if os.path.lexists(file):
-            owners.add(file.lstat().st_uid)
-            links |= file.is_symlink()
-    if links or owners != {os.geteuid()}:
+    files = [file for name in (*_DATABASE_FILES, SETTINGS) if os.path.lexists(file := index_dir / name)]
+    owners = {index_dir.stat().st_uid, *(file.lstat().st_uid for file in files)}
+    if owners != {os.geteuid()} or any(map(Path.is_symlink, files)):
         raise UserError(
             f"{index_dir}: not trusted, because it is a link or belongs to another user; choose another index_dir"
         )
@@ -197,25 +198,19 @@ def _open_existing(index_dir: Path) -> sqlite3.Connection:
         raise DamagedIndex(index_dir)
     path = index_dir / DATABASE
     log = index_dir / f"{DATABASE}-wal"
-    has_log = log.exists() and log.stat().st_size > 0
-    mode = "ro"
-    if os.access(index_dir, os.W_OK) and os.access(path, os.W_OK):
-        mode = "rw"
-    elif not has_log:
-        # SQLite reads a database in a read-only folder only if it may assume that there are no writers.
-        mode = "ro&immutable=1"
     try:
         try:
-            database, version = _open(path, mode)
+            database, version = _open(path, "rw")  # or for reading only, if the file cannot be written to
         except sqlite3.OperationalError as error:
             if not is_disk_error(error):
                 raise
-            if has_log:
+            if log.exists() and log.stat().st_size > 0:
                 why = f"cannot read the log ({error}), which contains part of the index"
                 raise UserError(
                     f"{index_dir}: {why}; free some space, or search once as the owner of the index"
                 ) from error
-            database, version = _open(path, "ro&immutable=1")  # a full disk has no room for a log
+            # A read-only folder and a full disk have no room for a log, unless SQLite may assume that nobody writes.
+            database, version = _open(path, "ro&immutable=1")
     except sqlite3.Error as error:
         if is_disk_error(error):
             raise
@@ -243,7 +238,7 @@ def _open(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
 
 
 def _create(index_dir: Path) -> sqlite3.Connection:
-    """Makes an empty database in place of one that cannot be read, and removes its embeddings. The settings stay."""
+    """Makes an empty database instead of one that cannot be read, and removes its embeddings. The settings stay."""
     path = index_dir / DATABASE
     for name in (*_DATABASE_FILES, *(path.name for path in index_dir.glob("vectors-*.f16")), DAMAGED):
         (index_dir / name).unlink(missing_ok=True)
@@ -350,43 +345,47 @@ def insert_postings(
     differences[starts] = 0
     largest = np.maximum.reduceat(differences, starts)
     widths = np.where(largest < 1 << 8, 1, np.where(largest < 1 << 16, 2, 4)).tolist()
-    packed = {width: differences.astype(kind).data.cast("B") for width, kind in _WIDTHS.items()}
+    packed = {width: differences.astype(f"<u{width}").data.cast("B") for width in (1, 2, 4)}
     counts = count.data.cast("B")
     firsts = chunk[starts].astype("<u4").data.cast("B")
     names = term[starts].tolist()
 
     def rows() -> Iterator[tuple]:
-        for place, (start, end, width) in enumerate(zip(starts.tolist(), ends.tolist(), widths, strict=True)):
-            head = bytes(firsts[4 * place : 4 * place + 4])
+        for number, (start, end, width) in enumerate(zip(starts.tolist(), ends.tolist(), widths, strict=True)):
+            head = bytes(firsts[4 * number : 4 * number + 4])
             tail = bytes(packed[width][(start + 1) * width : end * width])
-            yield vocabulary[names[place]], segment, width, head + tail, bytes(counts[start:end])
+            yield vocabulary[names[number]], segment, width, head + tail, bytes(counts[start:end])
 
     # If rows are inserted in key order, SQLite does not have to move pages.
     database.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)", sorted(rows()))
 
 
-def unpack(width: int, chunks: bytes) -> np.ndarray:
-    """Decodes a term's postings in one segment. Returns the chunk numbers in ascending order, int64[n]."""
-    first = np.frombuffer(chunks, "<u4", 1)
-    differences = np.frombuffer(chunks, _WIDTHS[width], offset=4)
-    return np.cumsum(np.concatenate([first, differences]), dtype=np.int64)
+def decode_postings(rows: Iterable[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
+    """Decodes the postings of a term: (width, chunks, counts) for each segment.
+
+    Returns:
+        The chunk numbers, int64[n], in ascending order within each segment, and the term's counts, uint8[n].
+    """
+    chunks = [np.zeros(0, np.int64)]
+    counts = b""
+    for width, blob, times in rows:
+        first = np.frombuffer(blob, "<u4", 1)
+        differences = np.frombuffer(blob, f"<u{width}", offset=4)
+        chunks.append(np.cumsum(np.concatenate([first, differences]), dtype=np.int64))
+        counts += times
+    return np.concatenate(chunks), np.frombuffer(counts, np.uint8)
 
 
-def count_segments(database: sqlite3.Connection) -> int:
-    """Returns the number of segments."""
-    return database.execute("SELECT count(*) FROM segments").fetchone()[0]
+def count_stored(database: sqlite3.Connection) -> tuple[int, int, int]:
+    """Returns how many segments there are, and their files and chunks, including removed files and chunks."""
+    sums = "coalesce(sum(length(languages)), 0) / 2, coalesce(sum(length(lengths)), 0) / 2"
+    return database.execute(f"SELECT count(*), {sums} FROM segments").fetchone()
 
 
-def count_stored(database: sqlite3.Connection) -> tuple[int, int]:
-    """Returns how many files and chunks the segments contain, including removed files and chunks."""
-    query = "SELECT coalesce(sum(length(languages)), 0) / 2, coalesce(sum(length(lengths)), 0) / 2 FROM segments"
-    return database.execute(query).fetchone()
-
-
-def files_below(database: sqlite3.Connection, prefix: str = "") -> list[int]:
-    """Returns the ids of the files whose path begins with `prefix`, ordered by path."""
-    query = "SELECT id FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
-    return [file for (file,) in database.execute(query, (prefix,))]
+def files_below(database: sqlite3.Connection, prefix: str) -> dict[str, int]:
+    """Returns the ids of the files whose path begins with `prefix`, by the rest of the path, in the order of paths."""
+    query = "SELECT substr(path, 1 + length(?1)), id FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
+    return dict(database.execute(query, (prefix,)))
 
 
 def indexed_path(database: sqlite3.Connection, path: str) -> str:
@@ -404,15 +403,15 @@ def compact(database: sqlite3.Connection) -> None:
     segments = Segments(database)
     total = len(segments.lengths)
     # Each segment stores its terms again, so a few segments would double the size of a small index.
-    few = count_segments(database) <= min(MAX_SEGMENTS, 1 + total // SEGMENT_CHUNKS)
-    if few and count_stored(database)[1] <= total * (1 + MAX_DEAD_SHARE):
+    number, _, stored = count_stored(database)
+    if number <= min(MAX_SEGMENTS, 1 + total // SEGMENT_CHUNKS) and stored <= total * (1 + MAX_DEAD_SHARE):
         return
     vocabulary = []
     chunk = [np.zeros(0, np.int32)]
     count = [np.zeros(0, np.uint8)]
     rows = database.execute("SELECT term, width, chunks, counts FROM postings ORDER BY term, segment")
     for name, same in itertools.groupby(rows, operator.itemgetter(0)):
-        chunks, times = segments.joined([row[1:] for row in same])
+        chunks, times = segments.decode(row[1:] for row in same)
         if len(chunks):
             vocabulary.append(name)
             chunk.append(chunks.astype(np.int32))
@@ -434,7 +433,7 @@ def compact(database: sqlite3.Connection) -> None:
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:
     """Stores the arrays for ranking, in the order of `_ARRAYS`."""
-    blobs = [np.asarray(array).astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
+    blobs = [np.array(array, kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
     database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", (number, *blobs))
 
 
@@ -445,10 +444,11 @@ class Segments:
     in this order. Their numbers in the database are different.
 
     Attributes:
-        ids: each file's id in the database.
+        paths, ids: each file's path, without the prefix, and its id in the database.
         lengths, owners, kinds: each chunk's number of terms, file and kind.
         digests: the digest of each chunk's text, which identifies its embedding.
-        languages, traits: each file's language and traits.
+        languages: each file's language.
+        traits: each file's `TRAITS`, by name.
         firsts: each file's first chunk, followed by the number of chunks.
 
     Args:
@@ -457,11 +457,11 @@ class Segments:
 
     def __init__(self, database: sqlite3.Connection, prefix: str = ""):
         self.database = database
-        self.prefix = prefix
-        self.ids = np.array(files_below(database, prefix), np.int64)
+        files = files_below(database, prefix)
+        self.paths = list(files)
+        self.ids = np.array(list(files.values()), np.int64)
         columns = map(self._column, _ARRAYS)
-        self.lengths, self.owners, self.kinds, self.digests, self.languages, traits = columns
-        self.traits = traits.reshape(-1, len(TRAITS))
+        self.lengths, self.owners, self.kinds, self.digests, self.languages, self.traits = columns
         stored_files = len(self.languages)
         self.firsts = np.searchsorted(self.owners, np.arange(stored_files + 1))
         self._numbers = None  # each stored chunk's number here, or -1; None if they are the same
@@ -492,24 +492,16 @@ class Segments:
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the chunks that contain a term, int64[n], in ascending order, and the term's counts, float32[n]."""
         query = "SELECT width, chunks, counts FROM postings WHERE term = ? ORDER BY segment"
-        rows = self.database.execute(query, (term,)).fetchall()
-        if not rows:
-            return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        chunks, counts = self.joined(rows)
+        chunks, counts = self.decode(self.database.execute(query, (term,)))
         return chunks, counts.astype(np.float32)
-
-    def paths(self) -> list[str]:
-        """Returns each file's path, without the prefix."""
-        query = "SELECT path FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
-        return [path.removeprefix(self.prefix) for (path,) in self.database.execute(query, (self.prefix,))]
 
     def chunks_of(self, path: str) -> list[tuple[int, int, str]]:
         """Returns (chunk, last line, name) for each chunk of a file, or [] if the file is not in the segments."""
         query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
-        for file, places in self.database.execute(query, (path,)):
+        for file, spans in self.database.execute(query, (path,)):
             for number in np.flatnonzero(self.ids == file):
                 first = int(self.firsts[number])
-                return [(chunk, end, name) for chunk, (_, end, name) in enumerate(json.loads(places), first)]
+                return [(chunk, end, name) for chunk, (_, end, name) in enumerate(json.loads(spans), first)]
         return []
 
     def names(self, chunks: np.ndarray) -> list[str]:
@@ -517,18 +509,13 @@ class Segments:
         query = "SELECT chunks FROM contents WHERE file = ?"
         found = []
         for number, same in itertools.groupby(chunks.tolist(), lambda chunk: int(self.owners[chunk])):
-            places = json.loads(self.database.execute(query, (int(self.ids[number]),)).fetchone()[0])
-            found += [places[chunk - int(self.firsts[number])][2] for chunk in same]
+            spans = json.loads(self.database.execute(query, (int(self.ids[number]),)).fetchone()[0])
+            found += [spans[chunk - int(self.firsts[number])][2] for chunk in same]
         return found
 
-    def joined(self, rows: list[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
-        """Joins a term's postings across segments. Returns the chunks in order, and the term's counts, uint8[n].
-
-        Args:
-            rows: (width, chunks, counts) for each segment.
-        """
-        chunks = np.concatenate([unpack(width, blob) for width, blob, _ in rows])
-        counts = np.frombuffer(b"".join(row[2] for row in rows), np.uint8)
+    def decode(self, rows: Iterable[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
+        """Does what `decode_postings` does, but with the numbers and the order of the chunks here."""
+        chunks, counts = decode_postings(rows)
         if self._numbers is None:
             return chunks, counts
         chunks = self._numbers[chunks]
@@ -546,6 +533,7 @@ class JoinedSegments:
         self.kinds = joined_arrays(parts, "kinds")
         self.languages = joined_arrays(parts, "languages")
         self.traits = joined_arrays(parts, "traits")
+        self.paths = list(itertools.chain.from_iterable(part.paths for part in parts))
         self.first_chunks = []
         owners = []
         files = chunks = 0
@@ -566,10 +554,6 @@ class JoinedSegments:
             chunks.append(own + first)
             counts.append(times)
         return np.concatenate(chunks), np.concatenate(counts)
-
-    def paths(self) -> list[str]:
-        """Returns each file's path. See `Segments.paths`."""
-        return [path for part in self.parts for path in part.paths()]
 
     def names(self, chunks: np.ndarray) -> list[str]:
         """Returns the qualified names of `chunks`, which must be in ascending order. See `Segments.names`."""

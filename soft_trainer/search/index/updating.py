@@ -58,10 +58,10 @@ def find_changes(database: sqlite3.Connection, folder: str, patterns: dict[str, 
     for path, why, size, time in database.execute("SELECT path, reason, size, changed FROM skipped"):
         if size is None:
             by_name[path] = why
-        elif why in _UNSTABLE and os.access(os.path.join(folder, path), os.R_OK):
-            known[path] = None  # a change of permissions changes neither size nor time
-        elif why == MINIFIED and path in listing.included:
-            known[path] = None  # the pattern is new
+        elif (why in _UNSTABLE and os.access(os.path.join(folder, path), os.R_OK)) or (
+            why == MINIFIED and path in listing.included
+        ):
+            known[path] = None  # a change of permissions changes neither size nor time, or the pattern is new
         else:
             known[path] = (size, time)
     changed = []
@@ -83,15 +83,13 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
     rows = database.execute("SELECT path, digest, language FROM files").fetchall()
     indexed = {path: (digest, language) for path, digest, language in rows}
     vocabulary = defaultdict(count().__next__)
-    batches: list[Batch] = []
+    batches = []
     postings = 0
     files = {path: indexed.get(path) for path in changes.changed}
     for batch in _read_all(folder, files, changes.listing.included, progress):
         # From here on, all batches share one vocabulary.
         numbers = [vocabulary[term] for term in batch.vocabulary]
-        batch.term = np.array(numbers, np.int32)[batch.term]
-        batch.vocabulary = []
-        batches.append(batch)
+        batches.append(batch._replace(vocabulary=[], term=np.array(numbers, np.int32)[batch.term]))
         postings += len(batch.term)
         if postings >= SEGMENT_POSTINGS:
             _write(database, changes.listing.files, list(vocabulary), batches)
@@ -145,38 +143,30 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
                 database.execute("UPDATE files SET size = ?, changed = ? WHERE path = ?", (*stats[path], path))
             for path, why in batch.skipped.items():
                 database.execute("INSERT INTO skipped VALUES (?, ?, ?, ?)", (path, why, *stats[path]))
-        if any(batch.files for batch in batches):
-            _write_segment(database, stats, vocabulary, batches)
-
-
-def _write_segment(
-    database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]
-) -> None:
-    """Writes the files, chunks and postings of several batches."""
-    known = store.get_meta(database, "languages", [])
-    file, first = store.count_stored(database)
-    owners: list[int] = []
-    languages: list[int] = []
-    for batch in batches:
-        batch.chunk = batch.chunk + first
-        for path, language, chunks, digest, places, text in batch.files:
-            values = file, path, *stats[path], language, chunks, digest
-            database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-            database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, places, text))
-            if language not in known:
-                known.append(language)
-            languages.append(known.index(language))
-            owners += [file] * chunks
-            file += 1
-            first += chunks
-    store.set_meta(database, "languages", known)
-    number = store.count_segments(database)
-    joined = partial(store.joined_arrays, batches)
-    store.insert_postings(database, number, vocabulary, joined("term"), joined("chunk"), joined("count"))
-    traits = np.array(list(chain.from_iterable(batch.traits for batch in batches))).reshape(-1, len(store.TRAITS))
-    store.insert_segment(
-        database, number, joined("lengths"), owners, joined("kinds"), joined("digests"), languages, traits
-    )
+        known = store.get_meta(database, "languages", [])
+        number, file, first = store.count_stored(database)
+        owners = []
+        languages = []
+        numbers = []  # of the chunks in the database
+        for batch in batches:
+            numbers.append(batch.chunk + len(owners) + first)
+            for path, language, chunks, digest, spans, text in batch.files:
+                values = file, path, *stats[path], language, chunks, digest
+                database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, spans, text))
+                if language not in known:
+                    known.append(language)
+                languages.append(known.index(language))
+                owners += [file] * chunks
+                file += 1
+        if not languages:
+            return
+        store.set_meta(database, "languages", known)
+        joined = partial(store.joined_arrays, batches)
+        store.insert_postings(database, number, vocabulary, joined("term"), np.concatenate(numbers), joined("count"))
+        traits = list(chain.from_iterable(batch.traits for batch in batches))
+        arrays = joined("lengths"), owners, joined("kinds"), joined("digests"), languages, traits
+        store.insert_segment(database, number, *arrays)
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:

@@ -51,7 +51,7 @@ def digest(embedded: bytes) -> int:
 
 
 def embed_chunks(
-    database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, progress: bool, seconds: float = math.inf
+    database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, progress: bool, seconds: float
 ) -> None:
     """Encodes every text that has no embedding yet, for about so many seconds. The next call continues.
 
@@ -69,7 +69,14 @@ def embed_chunks(
             if not group:
                 break
             started = time.perf_counter()
-            _commit(database, index_dir, encoder, state, group)
+            digests, texts, languages = zip(*group, strict=True)
+            rows = (state["scale"] * encoder.encode(texts, "code", languages)).astype("<f2")
+            _append(vector_file(index_dir, state), state["rows"], rows)
+            with transaction(database):
+                named = state["rows"], np.array(digests, "<i8").tobytes()
+                database.execute("INSERT INTO vectors VALUES (?, ?)", named)
+                state["rows"] += len(group)
+                set_meta(database, "vectors", state)
             ended = time.perf_counter()
             rate = len(group) / max(ended - started, 1e-3)
             bar.update(len(group))
@@ -87,7 +94,7 @@ def embed_chunks(
         state = _compacted(database, index_dir, state)
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     for path in index_dir.glob("vectors-*.f16"):  # a reader keeps its file until the end
-        if path != vector_file(index_dir, state["number"]):
+        if path != vector_file(index_dir, state):
             path.unlink(missing_ok=True)
 
 
@@ -103,8 +110,8 @@ def rows_of(database: sqlite3.Connection, digests: np.ndarray) -> np.ndarray:
     if not len(known):
         return np.full(len(digests), -1)
     order = np.argsort(known)
-    places = np.searchsorted(known, digests, sorter=order)
-    rows = order[np.minimum(places, len(known) - 1)]
+    ranks = np.searchsorted(known, digests, sorter=order)
+    rows = order[np.minimum(ranks, len(known) - 1)]
     return np.where(known[rows] == digests, rows, -1)
 
 
@@ -161,16 +168,16 @@ def _sample(database: sqlite3.Connection) -> list[str]:
     return [text.decode(errors="replace") for text in texts[:SAMPLE]]
 
 
-def _embedded_texts(path: str, places: str, text: bytes) -> Iterator[bytes]:
+def _embedded_texts(path: str, spans: str, text: bytes) -> Iterator[bytes]:
     """Yields the text to embed for each chunk of a file, given the file's row in the index."""
     lines = zlib.decompress(text).split(b"\n")
-    for start, end, name in json.loads(places):
+    for start, end, name in json.loads(spans):
         yield embedded_text(path, name, lines[start - 1 : end])
 
 
-def vector_file(index_dir: Path, number: int) -> Path:
-    """Returns the path of an embedding file. Each rewrite uses the next number."""
-    return index_dir / f"vectors-{number:06d}.f16"
+def vector_file(index_dir: Path, state: dict) -> Path:
+    """Returns the path of the file of embeddings. Each rewrite uses the next number."""
+    return index_dir / f"vectors-{state['number']:06d}.f16"
 
 
 def _pending(database: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
@@ -182,7 +189,7 @@ def _pending(database: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
         before = len(known)
         segments = Segments(database)
         waiting = segments.owners[rows_of(database, segments.digests) < 0]
-        paths = segments.paths()
+        paths = segments.paths
         for number in dict.fromkeys(waiting.tolist()):
             for *row, language in database.execute(query, (paths[number],)):
                 for text in _embedded_texts(*row):
@@ -190,23 +197,6 @@ def _pending(database: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
                     if key not in known:
                         known.add(key)
                         yield key, text.decode(errors="replace"), language
-
-
-def _commit(
-    database: sqlite3.Connection,
-    index_dir: Path,
-    encoder: TextEncoder,
-    state: dict,
-    group: list[tuple[int, str, str]],
-) -> None:
-    """Encodes a group of texts and records their embeddings in one transaction."""
-    digests, texts, languages = zip(*group, strict=True)
-    vectors = (state["scale"] * encoder.encode(texts, "code", languages)).astype("<f2")
-    _append(vector_file(index_dir, state["number"]), state["rows"], vectors)
-    with transaction(database):
-        database.execute("INSERT INTO vectors VALUES (?, ?)", (state["rows"], np.array(digests, "<i8").tobytes()))
-        state["rows"] += len(group)
-        set_meta(database, "vectors", state)
 
 
 def _append(path: Path, row: int, vectors: np.ndarray) -> None:
@@ -225,7 +215,7 @@ def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> di
     digests = _digests(database)
     used = np.flatnonzero(np.isin(digests, Segments(database).digests))
     state = state | {"number": state["number"] + 1, "rows": len(used)}
-    path = vector_file(index_dir, state["number"])
+    path = vector_file(index_dir, state)
     path.unlink(missing_ok=True)
     for start in range(0, len(used), 65_536):
         _append(path, start, np.asarray(old[used[start : start + 65_536]]))
@@ -238,7 +228,7 @@ def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> di
 
 def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
     """Returns the memory-mapped embeddings, float16[rows, d]. Raises UserError if the file is too short."""
-    path = vector_file(index_dir, state["number"])
+    path = vector_file(index_dir, state)
     shape = (state["rows"], state["dimension"])
     if not state["rows"]:
         return np.zeros(shape, np.float16)

@@ -122,8 +122,11 @@ def stem(word: str) -> str:
     if word.endswith(("ies", "ied")) and len(word) > 4:
         return word[:-2]
     for _ in range(2):  # `renderer`, `rendering`, `render`
-        ending = _ending_of(word)
-        if not ending or (ending == "s" and word.endswith("ss")):
+        fitting = (
+            end for end, least in _BY_LAST_LETTER[word[-1]] if word.endswith(end) and len(word) - len(end) >= least
+        )
+        ending = next(fitting, None)
+        if ending is None or (ending == "s" and word.endswith("ss")):
             break
         word = word[: len(word) - len(ending)]
         if ending.startswith("iz") or ending == "isation":
@@ -136,11 +139,3 @@ def stem(word: str) -> str:
     if len(word) > 2 and word[-1] == "y":
         return word[:-1] + "i"
     return word
-
-
-def _ending_of(word: str) -> str:
-    """Returns the longest removable ending of a word, or "" if it has none."""
-    for ending, least in _BY_LAST_LETTER.get(word[-1], ()):
-        if word.endswith(ending) and len(word) - len(ending) >= least:
-            return ending
-    return ""

@@ -5,7 +5,6 @@ A commit's subject serves as a query that should find the functions that the com
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import defaultdict
@@ -22,22 +21,14 @@ from soft_trainer.mining.rules import DOCUMENT_RULES, first_broken
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.index.chunks import language_of
 from soft_trainer.search.index.listing import list_tree
-from soft_trainer.source.definitions import parse
-from soft_trainer.source.functions import comments, functions
+from soft_trainer.source.definitions import BLANKS, parse
+from soft_trainer.source.functions import FileFunctions, comments
 from soft_trainer.source.git import open_repository, reporting_missing_objects, write_tree
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import read_text
 
 CUT = 10
 DEPTH = 100  # the number of chunks in which to look for the first files or functions
-
-
-class Place(NamedTuple):
-    """A range of lines that a result covers."""
-
-    path: str
-    start: int
-    end: int
 
 
 class Measures(NamedTuple):
@@ -53,21 +44,19 @@ def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
 
     A target counts only at its first position. If a target is repeated, the repetition still takes up a position.
     """
-    if not targets:
-        return Measures(0.0, 0.0, 0.0)
-    firsts: dict[Hashable, int] = {}
-    for place, item in enumerate(ranked, 1):
+    firsts = {}
+    for rank, item in enumerate(ranked, 1):
         if item in targets:
-            firsts.setdefault(item, place)
-    places = np.array(list(firsts.values()), float)
-    near = places[places <= CUT]
+            firsts.setdefault(item, rank)
+    ranks = np.array(list(firsts.values()), float)
+    near = ranks[ranks <= CUT]
     ideal = np.arange(1, min(CUT, len(targets)) + 1)
-    return Measures(float(1 / places.min(initial=np.inf)), _gain(near) / _gain(ideal), len(near) / len(targets))
+    return Measures(float(1 / ranks.min(initial=np.inf)), _gain(near) / _gain(ideal), len(near) / len(targets))
 
 
-def _gain(places: np.ndarray) -> float:
+def _gain(ranks: np.ndarray) -> float:
     """Returns the discounted cumulative gain of relevant functions at these ranks, which start at 1."""
-    return float(np.sum(1 / np.log2(places + 1)))
+    return float(np.sum(1 / np.log2(ranks + 1)))
 
 
 class JudgedQuery(NamedTuple):
@@ -95,7 +84,7 @@ class QueryOutcome(NamedTuple):
     paths: list[str]
 
 
-def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
+def read_queries(path: str | Path) -> list[JudgedQuery]:
     """Reads judged queries: JSON lines with `repo`, `query`, `relevant`, `secondary`, and `category` or `language`.
 
     Raises:
@@ -103,25 +92,26 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
             not inside the trees, or `relevant` is not a list of paths.
     """
     queries = []
-    for place, row in read_json_lines(path):
+    for line, row in read_json_lines(path):
         try:
             for key in ("relevant", "secondary"):
-                if not (isinstance(row.get(key, []), list) and all(isinstance(one, str) for one in row.get(key, []))):
-                    raise UserError(f'{place}: {key}={row[key]!r}: expected a list of paths, such as ["src/dates.py"]')
+                paths = row.get(key, [])
+                if not (isinstance(paths, list) and all(isinstance(path, str) for path in paths)):
+                    raise UserError(f'{line}: {key}={paths!r}: expected a list of paths, such as ["src/dates.py"]')
             for key in ("repo", "query"):
                 if not (isinstance(row[key], str) and row[key].strip()):
-                    raise UserError(f"{place}: {key}={row[key]!r}: expected a non-empty string")
+                    raise UserError(f"{line}: {key}={row[key]!r}: expected a non-empty string")
             if row["repo"].startswith("/") or ".." in row["repo"].split("/"):  # an index would be written there
-                raise UserError(f"{place}: repo={row['repo']!r}: expected the name of a folder inside the trees")
+                raise UserError(f"{line}: repo={row['repo']!r}: expected the name of a folder inside the trees")
             targets = frozenset([*row["relevant"], *row.get("secondary", [])])
             if not targets:
                 raise UserError(
-                    f"{place}: relevant=[]: expected at least one path; remove queries without a relevant path"
+                    f"{line}: relevant=[]: expected at least one path; remove queries without a relevant path"
                 )
             groups = tuple(f"{name} {row[name]}" for name in ("category", "language") if name in row)
             queries.append(JudgedQuery(row["repo"], row["query"], targets, groups))
         except (KeyError, TypeError) as error:
-            raise UserError(f"{place}: expected a judged query with repo, query and relevant: {error}") from error
+            raise UserError(f"{line}: expected a judged query with repo, query and relevant: {error}") from error
     if not queries:
         raise UserError(f"{path}: the file contains no queries")
     return queries
@@ -158,12 +148,12 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
     if root is None:
         return [], source
     documents = []
-    for row, _ in functions(root, source, language, path):
+    for row in FileFunctions(root, source, language, path).rows():
         if row["docstring_tokens"] and not first_broken(row, DOCUMENT_RULES):
             documents.append(" ".join(row["docstring_tokens"]))
     bare = bytearray(source)
     for start, end in (node.byte_range for node in comments(root, source, language)):
-        bare[start:end] = bytes(letter if letter == 10 else 32 for letter in source[start:end])
+        bare[start:end] = source[start:end].translate(BLANKS)
     return documents, bytes(bare)
 
 
@@ -195,9 +185,9 @@ def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
 
 
 def history_queries(
-    repository: str | os.PathLike[str],
+    repository: str | Path,
     language: str | None,
-    output_dir: str | os.PathLike[str],
+    output_dir: str | Path,
 ) -> tuple[list[JudgedQuery], MinedHistory]:
     """Creates queries from a repository's newest commits, and writes the tree before these commits to `output_dir`.
 
@@ -217,25 +207,27 @@ def history_queries(
 
 
 def score_search(
-    queries: Sequence[JudgedQuery], mined: MinedHistory, search: Callable[[str], Iterable[Place]]
+    queries: Sequence[JudgedQuery], mined: MinedHistory, search: Callable[[str], Iterable]
 ) -> dict[str, list[Measures]]:
     """Runs queries with a search function. Returns each query's metrics for files and for functions.
 
-    A result counts as finding every function whose lines it covers. A result that covers no function still takes up a
-    position, but a function that was already found does not.
+    A result has `path`, `start_line` and `end_line`. It counts as finding every function whose lines it covers. A
+    result that covers no function still takes up a position, but a function that was already found does not.
     """
-    places: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
-    for url, (path, first, last) in mined.places.items():
-        places[path].append((first, last, url))
+    functions: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for url, (path, first, last) in mined.spans.items():
+        functions[path].append((first, last, url))
     found: dict[str, list[Measures]] = {"files": [], "functions": []}
     for query in queries:
         files = []
         named = []
-        for path, start, end in search(query.query):
-            shown = [url for first, last, url in places[path] if first <= end and last >= start]
-            named += shown or [(path, start)]
-            files.append(path)
-        right = frozenset(mined.places[url][0] for url in query.targets)
+        for result in search(query.query):
+            start = result.start_line
+            end = result.end_line
+            shown = [url for first, last, url in functions[result.path] if first <= end and last >= start]
+            named += shown or [(result.path, start)]
+            files.append(result.path)
+        right = frozenset(mined.spans[url][0] for url in query.targets)
         found["files"].append(measures(dict.fromkeys(files), right))
         found["functions"].append(measures(dict.fromkeys(named), query.targets))
     return found

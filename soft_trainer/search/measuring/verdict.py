@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -18,15 +19,22 @@ from typing import NamedTuple
 from soft_trainer.encoders import text_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.code_index import CodeIndex
-from soft_trainer.search.measuring.judged import DEPTH, JudgedQuery, Measures, Place, history_queries, score_search
+from soft_trainer.search.measuring.judged import DEPTH, JudgedQuery, Measures, history_queries, score_search
 
 WORDS = "words"
 MEMORY = "words + memory"
 SECONDS = 10.0  # the time limit of an external program for one query
 MAX_OUTPUT = 1 << 20  # the maximum number of bytes to read from its output
 _QUERY = "{query}"
-_PLACE = re.compile(r"(.*?)(?::(\d+)(?::.*)?)?")
-Search = Callable[[str], Sequence[Place]]
+_RESULT = re.compile(r"(.*?)(?::(\d+)(?::.*)?)?")
+
+
+class Lines(NamedTuple):
+    """The lines that a result of an external program covers."""
+
+    path: str
+    start_line: int
+    end_line: int
 
 
 class Verdict(NamedTuple):
@@ -48,12 +56,12 @@ class Verdict(NamedTuple):
 
 
 def compare_searches(
-    repository: str | os.PathLike[str],
+    repository: str | Path,
     language: str | None = None,
     models: Sequence[str] = (),
     truncate_dim: int | None = None,
     external: str | None = None,
-    index_dir: str | os.PathLike[str] | None = None,
+    index_dir: str | Path | None = None,
 ) -> Verdict:
     """Compares how well searches find the functions that the newest commits changed. Commit subjects are the queries.
 
@@ -80,38 +88,29 @@ def compare_searches(
             index.remember(progress=True, repository=os.fspath(repository), tip=mined.cut)
             for name, search in _systems(index, models, truncate_dim):
                 measured[name] = score_search(queries, mined, search)
-            notices = list(dict.fromkeys(index.notices))
+            notices = list(index.notices)
         if program:
-            measured[program.name] = score_search(queries, mined, program.bound_to(tree))
+            measured[program.name] = score_search(queries, mined, partial(program.search, tree))
             if program.failures:
                 failed = f"{program.failures} of {len(queries)} queries failed or took over {SECONDS:g} s"
                 notices.append(f"{program.name}: {failed}, and score 0")
     return Verdict(queries, mined.cut, measured, notices, models)
 
 
-def _systems(index: CodeIndex, models: Sequence[str], truncate_dim: int | None) -> Iterator[tuple[str, Search]]:
+def _systems(index: CodeIndex, models: Sequence[str], truncate_dim: int | None) -> Iterator[tuple[str, Callable]]:
     """Yields (name, search function) for each system. A function is valid only until the next system is requested."""
-    yield WORDS, search_of(index, lexical=True, commits=False)
-    yield MEMORY, search_of(index, lexical=True, commits=True)
+    search = partial(index.search, limit=DEPTH)
+    yield WORDS, partial(search, lexical=True, commits=False)
+    yield MEMORY, partial(search, lexical=True)
     for model in models:
         index.encode(model, progress=True, truncate_dim=truncate_dim)
-        yield model, search_of(index, lexical=False, commits=False)
-        yield with_memory(model), search_of(index, lexical=False, commits=True)
+        yield model, partial(search, commits=False)
+        yield with_memory(model), search
 
 
 def with_memory(model: str) -> str:
     """Returns the name of the system that combines an encoder with commits' votes, such as "base + memory"."""
     return f"{model} + memory"
-
-
-def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:
-    """Returns a function that searches an index, optionally with embeddings and commits' votes."""
-
-    def search(query: str) -> list[Place]:
-        results = index.search(query, DEPTH, lexical=lexical, commits=commits)
-        return [Place(result.path, result.start_line, result.end_line) for result in results]
-
-    return search
 
 
 class ExternalSearch:
@@ -146,11 +145,8 @@ class ExternalSearch:
         self.name = Path(program).name
         self.failures = 0
 
-    def bound_to(self, tree: str) -> Search:
-        """Returns a search function that runs the program in a tree."""
-        return lambda query: self._search(query, tree)
-
-    def _search(self, query: str, tree: str) -> list[Place]:
+    def search(self, tree: str, query: str) -> list[Lines]:
+        """Runs the program in a tree."""
         words = [word.replace(_QUERY, query.replace("\0", " ")) for word in self.words]
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
@@ -171,7 +167,7 @@ class ExternalSearch:
             return []
         results = []
         for line in islice(filter(None, map(str.strip, answer.splitlines())), DEPTH):
-            path, number = _PLACE.fullmatch(line).groups()
+            path, number = _RESULT.fullmatch(line).groups()
             at = int(number or 0)  # a result without a line counts as finding the file, but no function
-            results.append(Place(os.path.relpath(os.path.join(tree, path), tree), at, at))
+            results.append(Lines(os.path.relpath(os.path.join(tree, path), tree), at, at))
         return results

@@ -16,7 +16,7 @@ import numpy as np
 
 from soft_trainer.search.index.chunks import CLASS, LINES
 from soft_trainer.search.index.parsing import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
-from soft_trainer.search.index.store import TRAITS, Segments
+from soft_trainer.search.index.store import Segments
 from soft_trainer.search.index.words import STOP_WORDS, WORD, is_unspaced, stem, terms, whole
 from soft_trainer.source.names import identifier_words
 
@@ -95,9 +95,9 @@ def parse_query(text: str) -> Query:
     known = set(islice(dict.fromkeys(typed), MAX_WORDS))
     typed = [word for word in typed if word in known]
     symbol = (len(typed) < 2 or bool(_SYMBOL.fullmatch(text.strip()))) and not is_unspaced(text)
-    telling = [word for word in typed if word.lower() not in STOP_WORDS] or typed
-    if symbol:
-        telling = typed  # `Query.all`: no part of a name is a stop word, and `Parser.Parser` is a constructor
+    telling = typed  # `Query.all`: no part of a name is a stop word, and `Parser.Parser` is a constructor
+    if not symbol:
+        telling = dict.fromkeys([word for word in typed if word.lower() not in STOP_WORDS] or typed)
     weights = {term: 1.0 for word in telling for term in terms(word)}
     joined = []
     for size in (2, 3):
@@ -111,8 +111,6 @@ def parse_query(text: str) -> Query:
         kind = "words"
     else:
         kind = "sentence"
-    if not symbol:
-        telling = dict.fromkeys(telling)
     factor = TEST_FACTOR
     if _ASKS_FOR_TESTS.match(text):
         factor = TESTS_ASKED
@@ -150,29 +148,95 @@ def score(
         votes: float32[chunks], the weighted votes of commits.
         trust: a factor for the weight of the similarity.
     """
-    gather = _Gathered(segments, query)
+    owners = segments.owners
+    norm, file_norm = _norms(segments)
+    file_text, own_name, own_parts, folders, defined_words, defined = np.zeros((6, len(file_norm)), np.float32)
+    text, chunk_words, chunk_names, chunk_summary, chunk_defined = np.zeros((5, len(norm)), np.float32)
+    total = 0.0
+    containing = {}
     for term, weight in query.terms.items():
-        gather.add(term, weight)
-    member = np.zeros(0, np.int64)
-    exact = member
-    if query.kind == "symbol" and len(query.words) > 1:
-        member, exact = _members(query.words, segments)
-        gather.add_defined(member, DEFINED_MEMBER)
-    for word in query.words if not len(member) else ():
-        defining, _ = segments.postings(DEFINED + whole(word))
-        if query.kind == "symbol" or _NAME_ALONE.search(word):
-            gather.add_defined(defining, DEFINED_SYMBOL)
-        else:
-            gather.add_defined(defining, DEFINED_NAME)
-    if similarity is None:
-        scores = gather.scores(None)
-    else:
-        scores = gather.scores(trust * SIMILARITY[query.kind] * _share(similarity))
-    scores.chunks[exact] += EXACT_MEMBER
-    scores.files[segments.owners[exact]] += EXACT_MEMBER  # once for each file, and after all discounts
+        chunks, counts = segments.postings(term)
+        named, own, inside, summary = (segments.postings(sign + term)[0] for sign in (NAME, OWN_NAME, PATH, SUMMARY))
+        if not len(chunks) and not len(named) and not len(own):
+            continue
+        files, starts = _distinct(owners[chunks])
+        containing[term] = (files, owners[own], owners[inside])
+        rarity = inverse_frequency(len(files), len(file_text))
+        if len(chunks):
+            text[chunks] += weight * inverse_frequency(len(chunks), len(text)) * saturated(counts, norm[chunks])
+            in_file = np.add.reduceat(counts, starts, dtype=np.float32)
+            file_text[files] += weight * rarity * saturated(in_file, file_norm[files])
+        own_name[owners[own]] += rarity
+        own_parts[owners[own]] += 1
+        folders[owners[inside]] += rarity
+        defined_words[_distinct(owners[named])[0]] += rarity
+        chunk_names[named] += rarity
+        if weight == 1.0:
+            total += rarity
+            chunk_words[chunks] += rarity
+            chunk_summary[summary] += rarity
+    exact, defining = _defining(query, segments)
+    for chunks, share in defining:
+        defined[owners[chunks]] = np.maximum(defined[owners[chunks]], share)
+        chunk_defined[chunks] = np.maximum(chunk_defined[chunks], share)
+    asked = total or 1.0
+    best = np.maximum.reduceat(text, segments.firsts[:-1])
+    parts = np.maximum(segments.traits["name_parts"], 1)
+    files = (
+        best / _largest(best)
+        + FILE_TEXT * file_text / _largest(file_text)
+        + OWN_NAME_WORDS * np.minimum(own_name / asked, 1)
+        + OWN_NAME_COVERED * np.minimum(own_parts / parts, 1)
+        + FOLDER_WORDS * np.minimum(folders / asked, 1)
+        + DEFINED_WORDS * np.minimum(defined_words / asked, 1)
+        + defined
+    )
+    kind_factors = np.ones(3, np.float32)
+    kind_factors[LINES] -= LINES_DISCOUNT
+    if query.kind != "symbol":
+        kind_factors[CLASS] -= CLASS_DISCOUNT
+    chunks = (
+        text / _largest(text)
+        + CHUNK_WORDS * chunk_words / asked
+        + CHUNK_NAME * np.minimum(chunk_names / asked, 1)
+        + CHUNK_SUMMARY * chunk_summary / asked
+        + chunk_defined
+    ) * kind_factors[segments.kinds]
+    if similarity is not None:
+        similar = trust * SIMILARITY[query.kind] * _share(similarity)
+        files += np.maximum.reduceat(similar, segments.firsts[:-1])
+        chunks += similar
+    files *= _discounts(segments, files > 0, query.test_factor)
+    chunks[exact] += EXACT_MEMBER
+    files[owners[exact]] += EXACT_MEMBER  # once for each file, and after all discounts
+    scores = Scores(files, chunks, total > 0, containing)
     if votes is None:
         return scores
     return with_votes(scores, segments, votes)
+
+
+def _distinct(owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the distinct files among the `owners` of chunks in ascending order, and each file's first position."""
+    if not len(owners):
+        return owners, np.zeros(0, np.int64)
+    starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])  # `np.unique` would take ten times as long
+    return owners[starts], starts
+
+
+def _defining(query: Query, segments: Segments) -> tuple[np.ndarray, list[tuple[np.ndarray, float]]]:
+    """Returns the chunks whose qualified name is exactly the query, and (chunks, weight) for each name they define."""
+    none = np.zeros(0, np.int64)
+    if query.kind == "symbol" and len(query.words) > 1:
+        members, exact = _members(query.words, segments)
+        if len(members):
+            return exact, [(members, DEFINED_MEMBER)]
+    defining = []
+    for word in query.words:
+        share = DEFINED_NAME
+        if query.kind == "symbol" or _NAME_ALONE.search(word):
+            share = DEFINED_SYMBOL
+        defining.append((segments.postings(DEFINED + whole(word))[0], share))
+    return none, defining
 
 
 def _members(words: tuple[str, ...], segments: Segments) -> tuple[np.ndarray, np.ndarray]:
@@ -236,115 +300,23 @@ def _share(similarity: np.ndarray) -> np.ndarray:
     return shares * (len(known) / len(similarity))
 
 
-class _Gathered:
-    """The features of files and chunks, summed over a query's terms."""
-
-    def __init__(self, segments: Segments, query: Query):
-        self.segments = segments
-        self.test_factor = query.test_factor
-        self.kind_factors = np.ones(3, np.float32)
-        self.kind_factors[LINES] -= LINES_DISCOUNT
-        if query.kind != "symbol":
-            self.kind_factors[CLASS] -= CLASS_DISCOUNT
-        self.owners = segments.owners
-        files = len(segments.languages)
-        chunks = len(segments.lengths)
-        self.norm, self.file_norm = _norms(segments)
-        self.file_text, self.own_name, self.own_parts = np.zeros((3, files), np.float32)
-        self.folders, self.defined_words, self.defined = np.zeros((3, files), np.float32)
-        self.text, self.chunk_words, self.chunk_names = np.zeros((3, chunks), np.float32)
-        self.chunk_summary, self.chunk_defined = np.zeros((2, chunks), np.float32)
-        self.total = 0.0
-        self.containing: dict[str, tuple[np.ndarray, ...]] = {}
-
-    def add(self, term: str, weight: float) -> None:
-        """Adds a term's contribution to all features of files and chunks."""
-        postings = self.segments.postings
-        chunks, counts = postings(term)
-        named, own, folders, summary = (postings(sign + term)[0] for sign in (NAME, OWN_NAME, PATH, SUMMARY))
-        if not len(chunks) and not len(named) and not len(own):
-            return
-        files, starts = self._files(chunks)
-        self.containing[term] = (files, self.owners[own], self.owners[folders])
-        rarity = inverse_frequency(len(files), len(self.file_text))
-        if len(chunks):
-            self.text[chunks] += (
-                weight * inverse_frequency(len(chunks), len(self.text)) * saturated(counts, self.norm[chunks])
-            )
-            in_file = np.add.reduceat(counts, starts, dtype=np.float32)
-            self.file_text[files] += weight * rarity * saturated(in_file, self.file_norm[files])
-        self.own_name[self.owners[own]] += rarity
-        self.own_parts[self.owners[own]] += 1
-        self.folders[self.owners[folders]] += rarity
-        self.defined_words[self._files(named)[0]] += rarity
-        self.chunk_names[named] += rarity
-        if weight == 1.0:
-            self.total += rarity
-            self.chunk_words[chunks] += rarity
-            self.chunk_summary[summary] += rarity
-
-    def add_defined(self, chunks: np.ndarray, share: float) -> None:
-        """Raises the feature "defines a name in the query" of these chunks and their files to at least `share`."""
-        self.defined[self.owners[chunks]] = np.maximum(self.defined[self.owners[chunks]], share)
-        self.chunk_defined[chunks] = np.maximum(self.chunk_defined[chunks], share)
-
-    def scores(self, similar: np.ndarray | None) -> Scores:
-        """Returns the weighted sum of all features, including each chunk's weighted similarity, `similar`."""
-        segments = self.segments
-        total = self.total or 1.0
-        best = np.maximum.reduceat(self.text, segments.firsts[:-1])
-        parts = np.maximum(segments.traits[:, TRAITS.index("name_parts")], 1)
-        files = (
-            best / _largest(best)
-            + FILE_TEXT * self.file_text / _largest(self.file_text)
-            + OWN_NAME_WORDS * np.minimum(self.own_name / total, 1)
-            + OWN_NAME_COVERED * np.minimum(self.own_parts / parts, 1)
-            + FOLDER_WORDS * np.minimum(self.folders / total, 1)
-            + DEFINED_WORDS * np.minimum(self.defined_words / total, 1)
-            + self.defined
-        )
-        chunks = (
-            self.text / _largest(self.text)
-            + CHUNK_WORDS * self.chunk_words / total
-            + CHUNK_NAME * np.minimum(self.chunk_names / total, 1)
-            + CHUNK_SUMMARY * self.chunk_summary / total
-            + self.chunk_defined
-        ) * self.kind_factors[segments.kinds]
-        if similar is not None:
-            files += np.maximum.reduceat(similar, segments.firsts[:-1])
-            chunks += similar
-        files *= discounts(segments, files > 0, self.test_factor)
-        return Scores(files, chunks, self.total > 0, self.containing)
-
-    def _files(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the distinct files that contain `chunks`, in ascending order.
-
-        The second array contains the position in `chunks` of each file's first chunk.
-        """
-        owners = self.owners[chunks]  # `np.unique` would sort them and take ten times as long
-        if not len(owners):
-            return owners, np.zeros(0, np.int64)
-        starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
-        return owners[starts], starts
-
-
 def _largest(values: np.ndarray) -> float:
     """Returns the largest value or, to make division safe, a small positive number if the largest value is 0."""
     return max(float(values.max()), 1e-9)
 
 
-def discounts(segments: Segments, candidates: np.ndarray, test_factor: float) -> np.ndarray:
+def _discounts(segments: Segments, candidates: np.ndarray, test_factor: float) -> np.ndarray:
     """Returns a factor for each file's score. Prose, generated, vendored and deeply nested files get less.
 
     Args:
         test_factor: the factor for files with tests.
     """
-    depth = segments.traits[:, TRAITS.index("depth")].astype(np.float32)
+    depth = segments.traits["depth"].astype(np.float32)
     if candidates.any():
         depth = np.maximum(depth - depth[candidates].min(), 0)
-    kind = 1 + (test_factor - 1) * segments.traits[:, TRAITS.index("test")]
+    kind = 1 + (test_factor - 1) * segments.traits["test"]
     for trait, discount in DISCOUNTS.items():
-        kind *= 1 - discount * segments.traits[:, TRAITS.index(trait)]
+        kind *= 1 - discount * segments.traits[trait]
     return kind / (1 + DEPTH_DISCOUNT * depth)
 
 
@@ -390,11 +362,11 @@ def order_chunks(
         own = chunks[first:last]
         order = np.argsort(-own, kind="stable")[:limit]
         top = max(float(own[order[0]]), 1e-9)
-        for place, chunk in enumerate(order.tolist()):
-            share = max(float(own[chunk]) / top, place == 0)
+        for rank, chunk in enumerate(order.tolist()):
+            share = max(float(own[chunk]) / top, rank == 0)
             if share <= 0:
                 break
-            ranked.append((first + chunk, float(files[file]) * share * FURTHER_CHUNKS**place))
+            ranked.append((first + chunk, float(files[file]) * share * FURTHER_CHUNKS**rank))
     ranked.sort(key=lambda pair: (-pair[1], pair[0]))
     return ranked[:limit]
 

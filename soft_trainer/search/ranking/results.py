@@ -98,14 +98,9 @@ def check_limit(limit: int) -> None:
         raise UserError(f"limit={limit}: expected a whole number of at least 1")
 
 
-def parse_place(place: str) -> tuple[str, int]:
+def parse_location(location: str) -> tuple[str, int]:
     """Splits a location such as `src/dates.py:12` into path and line. Raises UserError if the line is missing."""
-    path, _, line = place.rpartition(":")
+    path, _, line = location.rpartition(":")
     if not path or not line.isdecimal() or len(line) > 9:
-        raise UserError(f"{place}: expected PATH:LINE, such as src/dates.py:12")
+        raise UserError(f"{location}: expected PATH:LINE, such as src/dates.py:12")
     return path, int(line)
-
-
-def query_terms(query: str) -> set[str]:
-    """Returns the query's terms, to highlight in the results."""
-    return set(telling_terms(query))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soft_trainer.search.index.store import TRAITS, Segments
+from soft_trainer.search.index.store import Segments
 from soft_trainer.search.index.words import WORD
 from soft_trainer.search.ranking.ranking import DISCOUNTS, Query, Scores, ordering, parse_query
 
@@ -105,8 +105,8 @@ def fuse(
     order = [file for file in named if total[file] > 0]
     total[order] += 1 / (NEAR + 1 + np.arange(len(order)))
     # The discounts in each ranking hardly count after the fusion, which looks only at ranks.
-    total *= 1 + (queries[0].test_factor - 1) * segments.traits[:, TRAITS.index("test")]
-    total *= 1 - DISCOUNTS["text"] * segments.traits[:, TRAITS.index("text")]
+    total *= 1 + (queries[0].test_factor - 1) * segments.traits["test"]
+    total *= 1 - DISCOUNTS["text"] * segments.traits["text"]
     return Scores(total, _shares_of_best(shares, segments), any(one.matched for one in scores), scores[-1].containing)
 
 
@@ -138,14 +138,14 @@ def files_at(paths: Iterable[Sequence[str]], segments: Segments, least: int = 1)
         paths: folders and a file name each.
         least: the number of names that must be the same, unless the path or the file's path has fewer.
     """
-    places = [path.split("/")[::-1] for path in segments.paths()]
+    ends = [path.split("/")[::-1] for path in segments.paths]
     same_name = defaultdict(list)
-    for number, place in enumerate(places):
-        same_name[place[0]].append(number)
+    for number, names in enumerate(ends):
+        same_name[names[0]].append(number)
     for path in paths:
-        shared = {number: len(commonprefix([path[::-1], places[number]])) for number in same_name.get(path[-1], [])}
+        shared = {number: len(commonprefix([path[::-1], ends[number]])) for number in same_name.get(path[-1], [])}
         most = max(shared.values(), default=0)
-        yield [number for number in shared if most == shared[number] >= min(least, len(path), len(places[number]))]
+        yield [number for number in shared if most == shared[number] >= min(least, len(path), len(ends[number]))]
 
 
 class Frame(NamedTuple):

@@ -18,7 +18,7 @@ ENOUGH = 2  # the number of parts that a strong result must contain, unless the 
 FEW = 16  # the first words of a long text, which usually contain enough parts
 
 
-def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit] = ()) -> bool:
+def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit]) -> bool:
     """Returns True if a file and the commits that voted for it contain too few of the query's words.
 
     Args:
@@ -48,7 +48,7 @@ def count_found(words: Sequence[str], contains: Callable[[str], bool]) -> tuple[
         words: the query's words.
         contains: a function that returns True if the text contains a term.
     """
-    found: dict[str, bool] = {}
+    found = {}
     for size in (1, 2, 3):
         for start in range(len(words) - size + 1):
             some = words[start : start + size]
@@ -63,5 +63,5 @@ def count_found(words: Sequence[str], contains: Callable[[str], bool]) -> tuple[
 
 def _is_in(number: int, ascending: np.ndarray) -> bool:
     """Returns True if a sorted array contains a number."""
-    place = np.searchsorted(ascending, number)
-    return number in ascending[place : place + 1]
+    position = np.searchsorted(ascending, number)
+    return number in ascending[position : position + 1]

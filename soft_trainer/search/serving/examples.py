@@ -22,8 +22,8 @@ def example_queries(index: Search) -> list[str]:
 
     The same index always gives the same queries.
     """
-    names: list[str] = []
-    sentences: list[str] = []
+    names = []
+    sentences = []
     for member in index.members:
         with member.snapshot() as snapshot:
             count = len(snapshot.segments.lengths)

@@ -109,10 +109,10 @@ class _Keeper:
         """
         self._start_encoder()
         started = time.monotonic()
-        if self.update and (started >= self.next_check or self.index.is_deleted()):
-            database = self.index.database
+        deleted = self.index.is_deleted()
+        if self.update and (deleted or started >= self.next_check):
             self.index.refresh(encode=False)
-            if self.index.database is not database:  # it was deleted and made again, without commits
+            if deleted:  # it was made again, without commits
                 self.commits_read = -1
             self._remember()
             self.work.set()
@@ -123,8 +123,8 @@ class _Keeper:
         """Reads new commits in a separate process, so that searches do not have to wait."""
         if self.reader and self.reader.is_alive():  # it still reads earlier commits
             return
-        place = repository_of(self.index.folder)
-        moved = head_time(place[0]) if place else -1
+        repository = repository_of(self.index.folder)
+        moved = head_time(repository[0]) if repository else -1
         if moved != self.commits_read:
             self.commits_read = moved
             spawn = multiprocessing.get_context("spawn")

@@ -12,8 +12,9 @@ from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 from soft_trainer.errors import UserError
+from soft_trainer.search.index.words import telling_terms
 from soft_trainer.search.ranking.ranking import parse_query
-from soft_trainer.search.ranking.results import parse_place, query_terms, weak_notices
+from soft_trainer.search.ranking.results import parse_location, weak_notices
 from soft_trainer.search.serving.examples import example_queries
 from soft_trainer.search.serving.served_index import ServedIndex
 
@@ -44,13 +45,13 @@ class PageServer(ThreadingHTTPServer):
     def search(self, options: dict[str, str]) -> dict:
         """Returns a query's results, as JSON values for the page."""
         query = options.get("q", "")[:MAX_QUERY]
-        filters = {name: options[name] for name in ("path", "language", "tests") if options.get(name)}
+        filters = {name: options.get(name) for name in ("path", "language", "tests")}
         started = time.perf_counter()
         if options.get("like"):
-            results, notices = self.served.similar(*parse_place(options["like"]), MAX_RESULTS)
+            results, notices = self.served.similar(*parse_location(options["like"]), MAX_RESULTS)
         else:
             results, notices = self.served.search(query, MAX_RESULTS, **filters)
-        wanted = query_terms(query)
+        wanted = set(telling_terms(query))
         rows = []
         for result in results:
             lines = [number for number, _ in result.telling_lines(wanted)]
@@ -83,12 +84,11 @@ class PageServer(ThreadingHTTPServer):
         """
         index = self.served.index
         with self.served.lock:
-            files = sum(sum(member.files_by_language().values()) for member in index.members)
-            languages = index.languages()
+            files = index.files_by_language()
             return {
                 "folder": index.folder,
-                "files": files,
-                "languages": languages,
+                "files": files.total(),
+                "languages": [name for name, _ in files.most_common()],
                 "examples": example_queries(index),
                 "evidence": index.evidence(self.served.lexical),
                 "age": max(0.0, time.time() - max(member.last_changed() for member in index.members)),
@@ -105,7 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Sends the page or data. Rejects requests without the token or for another host."""
         try:
             address = urlsplit(self.path)
-        except ValueError as error:  # such as `http://[::1/`
+            options = {name: values[0] for name, values in parse_qs(address.query, max_num_fields=10).items()}
+        except ValueError as error:  # such as `http://[::1/`, or too many fields
             return self._send(400, "text/plain", str(error).encode())
         parts = address.path.split("/")
         # Another site may point its host name at this address. The header then contains that name.
@@ -114,10 +115,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(403, "text/plain", b"wrong host")
         if len(parts) != 3 or not secrets.compare_digest(parts[1].encode(), self.server.token.encode()):
             return self._send(404, "text/plain", _NO_TOKEN)
-        try:
-            options = {name: values[0] for name, values in parse_qs(address.query, max_num_fields=10).items()}
-        except ValueError as error:
-            return self._send(400, "text/plain", str(error).encode())
         try:
             if parts[2] == "":
                 nonce = secrets.token_urlsafe(16)
@@ -135,12 +132,16 @@ class _Handler(BaseHTTPRequestHandler):
         if nonce:
             policy += f"; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
         self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Security-Policy", policy)
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Cache-Control", "no-store")
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }
+        for header in headers.items():
+            self.send_header(*header)
         self.end_headers()
         self.wfile.write(body)
 

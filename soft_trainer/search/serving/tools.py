@@ -8,7 +8,6 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager
 
 import soft_trainer
 from soft_trainer.errors import UserError, extra_needed
@@ -74,17 +73,21 @@ def tool_server(served: ServedIndex):
         async def run(self, arguments, context, convert_result=False):
             try:
                 self.fn_metadata.validate_arguments(arguments)
+                return await super().run(arguments, context, convert_result)
             except ValidationError as error:
                 wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
                 takes = ", ".join(self.parameters["properties"])
                 raise ToolError(f"{'; '.join(wrong)[:500]}. {self.name} takes {takes}") from error
-            return await super().run(arguments, context, convert_result)
+            except ToolError as error:
+                if isinstance(error.__cause__, UserError):
+                    raise ToolError(str(error.__cause__)) from error
+                raise
 
     tools = []
-    for function in (*_searches(served), _reader(served)):
+    for function in _functions(served):
         hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
         # Structured output would send every answer twice.
-        tool = CheckedTool.from_function(_tool_errors()(function), annotations=hints, structured_output=False)
+        tool = CheckedTool.from_function(function, annotations=hints, structured_output=False)
         arguments = tool.fn_metadata.arg_model
         arguments.model_config["extra"] = "forbid"  # a misspelt argument is an error, as on the command line
         arguments.model_rebuild(force=True)
@@ -95,7 +98,9 @@ def tool_server(served: ServedIndex):
     return MCPServer("soft-trainer", instructions=instructions, version=soft_trainer.__version__, tools=tools)
 
 
-def _searches(served: ServedIndex) -> tuple[Callable[..., str], ...]:
+def _functions(served: ServedIndex) -> tuple[Callable[..., str], ...]:
+    """Returns the tools as functions. Agents read their docstrings."""
+
     def search(
         query: str,
         limit: int = 10,
@@ -141,10 +146,6 @@ def _searches(served: ServedIndex) -> tuple[Callable[..., str], ...]:
         check_query("similar", limit)
         return _shown(*served.similar(path, line, min(limit, MAX_RESULTS)), max_tokens)
 
-    return search, similar
-
-
-def _reader(served: ServedIndex) -> Callable[..., str]:
     def read(path: str, start_line: int = 1, end_line: int | None = None, start_column: int = 1) -> str:
         """Read lines of an indexed file. A long answer is cut off and ends with the arguments for the next call.
 
@@ -192,7 +193,7 @@ def _reader(served: ServedIndex) -> Callable[..., str]:
             rest += f", start_column={next_column}"
         return f"{answer}\n\nCut off here. To continue, call `read` with {rest}."
 
-    return read
+    return search, similar, read
 
 
 def _shown(results: list[SearchResult], notices: list[str], max_tokens: int) -> str:
@@ -212,11 +213,11 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
     """Fits results into about `max_tokens`. Only the best results get their full text, and weak results never do."""
     left = TOKEN_LETTERS * max_tokens - len(_fenced(""))
     shown = []
-    for place, result in enumerate(results):
+    for rank, result in enumerate(results):
         title = f"{result.path}:{result.start_line}-{result.end_line} {result.name}".rstrip()
         if result.weak:
             title += " (weak)"
-        reserved = 100 * (len(results) - place - 1)  # for the titles and signatures of the others
+        reserved = 100 * (len(results) - rank - 1)  # for the titles and signatures of the others
         subjects = "".join(f"\nchanged by: {commit.subject}" for commit in result.commits)
         copies = "".join(f"\nalso in: {location}" for location in result.also_in)
         whole = _titled(title, result.text + copies + subjects)
@@ -227,17 +228,6 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
         shown.append(text)
         left -= len(text) + 2
     return shown
-
-
-@contextmanager
-def _tool_errors():
-    """Turns a tool's UserError into the protocol's `ToolError`. Used as a decorator."""
-    from mcp.server.mcpserver.exceptions import ToolError  # an optional dependency
-
-    try:
-        yield
-    except UserError as error:
-        raise ToolError(str(error)) from error
 
 
 def _titled(title: str, text: str) -> str:

@@ -10,12 +10,14 @@ from git_repositories import FOLDER, LINK, SUBMODULE, Repository, function
 
 from soft_trainer.search import CodeIndex, Search
 from soft_trainer.search.commits import memory, reading
-from soft_trainer.search.commits.memory import Choice, CommitMemory, choose_weight
+from soft_trainer.search.commits.memory import CommitMemory, choose_weight
 from soft_trainer.search.commits.reading import State
 from soft_trainer.search.index import store
 from soft_trainer.search.ranking.ranking import parse_query
 from soft_trainer.search.ranking.results import Commit
 from soft_trainer.search.serving import served_index, tools
+
+pytestmark = pytest.mark.usefixtures("voting")
 
 
 class Tree(Repository):
@@ -43,12 +45,6 @@ class Tree(Repository):
 @pytest.fixture
 def tree(tmp_path):
     return Tree(tmp_path / "tree")
-
-
-@pytest.fixture(autouse=True)
-def weight(monkeypatch):
-    """Gives the commits' votes a weight, which so few commits would not get."""
-    monkeypatch.setattr(reading, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
 
 
 def found(index, query):
@@ -198,7 +194,7 @@ def test_reading_that_was_stopped_goes_on(tree, monkeypatch):
     monkeypatch.setattr(reading.ChangeReader, "read", lambda self, commit: (next(left), read(self, commit))[1])
     index = CodeIndex.build(tree.path, history=False)
     store.write_settings(index.index_dir, history=True)
-    with pytest.raises(RuntimeError):  # StopIteration, here in place of Ctrl+C
+    with pytest.raises(RuntimeError):  # StopIteration, here instead of Ctrl+C
         index.remember()
     assert State.of(index.database).done == 4
     counted = []
@@ -309,17 +305,10 @@ def test_before_a_commit_its_words_are_not_known(tree):
         (np.tile([0.2, 0.3, 0.5, 0.4], (60, 1)), 1.0),
         # the best weight is 2, but 0.5 is within one standard error of it
         (np.array([[0.1, 0.5, 0.1, 0.6], [0.1, 0.5, 0.1, 0.42]] * 30), 0.5),
-        (np.tile([0.2, 0.3, 0.5, 0.4], (49, 1)), 0.0),
     ],
 )
-def test_the_weight_is_the_smallest_within_an_error_of_the_best(tree, monkeypatch, ranks, weight):
-    index = CodeIndex.build(tree.path)
-    rows = iter(ranks.tolist())
-    queries = [(number, "words", {0}) for number in range(len(ranks))]
-    monkeypatch.setattr(memory, "_queries", lambda *_: queries)
-    monkeypatch.setattr(memory, "_reciprocal_ranks", lambda *_: next(rows))
-    choice = choose_weight(index.database)
-    assert choice.weight == weight and choice.queries == len(ranks)
+def test_the_weight_is_the_smallest_within_an_error_of_the_best(ranks, weight):
+    assert memory.smallest_good_weight(ranks) == weight
 
 
 def test_the_weight_comes_from_the_newest_commits_that_say_something_new(tree, monkeypatch):

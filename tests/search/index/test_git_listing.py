@@ -341,11 +341,11 @@ def test_submodules_in_a_worktree_are_listed(repository, tmp_path):
     assert "module/s.py" in listed(repository) and "module/s.py" in listed(repository / "tree")
 
 
-@pytest.mark.parametrize("place", [".git", ".bare"])
-def test_the_worktrees_of_a_bare_repository_are_its_code(repository, tmp_path, place):
+@pytest.mark.parametrize("name", [".git", ".bare"])
+def test_the_worktrees_of_a_bare_repository_are_its_code(repository, tmp_path, name):
     project = tmp_path / "project"
-    git(tmp_path, "clone", "-q", "--bare", str(repository), str(project / place))
-    if place != ".git":
+    git(tmp_path, "clone", "-q", "--bare", str(repository), str(project / name))
+    if name != ".git":
         write_tree(project, {".git": "gitdir: ./.bare\n"})
     for name in ("one", "two"):
         git(project, "worktree", "add", "-q", name)

@@ -40,27 +40,27 @@ def change(tree, number):
 
 @pytest.mark.slow
 def test_killed_twenty_times(tmp_path):
-    tree, place = tmp_path / "tree", tmp_path / "index"
+    tree, index_dir = tmp_path / "tree", tmp_path / "index"
     change(tree, 0)
-    CodeIndex.build(tree, place).close()
+    CodeIndex.build(tree, index_dir).close()
     generator = random.Random(0)
     killed = 0
     for number in range(1, 21):
         change(tree, number)
-        arguments = [sys.executable, "-c", WRITER, str(tree), str(place)]
+        arguments = [sys.executable, "-c", WRITER, str(tree), str(index_dir)]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
             process.stdout.readline()
             time.sleep(generator.uniform(0, 0.45))
             process.send_signal(signal.SIGKILL)
         killed += process.returncode == -signal.SIGKILL
-        index = CodeIndex.open(place)
+        index = CodeIndex.open(index_dir)
         found = index.search("stable_name_7", lexical=True)
         assert found[0].path == "src/m7.py" and found[0].name == "stable_name_7"
         assert index.database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         index.close()
     assert killed > 10
-    subprocess.run([sys.executable, "-c", WRITER, str(tree), str(place)], check=True)
-    index = CodeIndex.open(place)
+    subprocess.run([sys.executable, "-c", WRITER, str(tree), str(index_dir)], check=True)
+    index = CodeIndex.open(index_dir)
     assert index.statistics()["encoded"] == index.statistics()["chunks"] == 80
     assert index.search("version_20_3", lexical=True)[0].path == "src/m3.py"
     fresh = tmp_path / "fresh"
@@ -71,13 +71,13 @@ def test_killed_twenty_times(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_at_once(tmp_path):
-    tree, place = tmp_path / "tree", tmp_path / "index"
+    tree, index_dir = tmp_path / "tree", tmp_path / "index"
     change(tree, 1)
-    arguments = [sys.executable, "-c", WRITER, str(tree), str(place)]
+    arguments = [sys.executable, "-c", WRITER, str(tree), str(index_dir)]
     processes = [subprocess.Popen(arguments, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait(120) for process in processes] == [0, 0]
-    index = CodeIndex.open(place)
+    index = CodeIndex.open(index_dir)
     assert index.database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert index.database.execute("SELECT count(*), count(DISTINCT path) FROM files").fetchone() == (40, 40)
     assert index.search("stable_name_7", lexical=True)[0].path == "src/m7.py"
-    assert len(list(place.glob("vectors-*"))) == 1 and (place / store.DATABASE).stat().st_size
+    assert len(list(index_dir.glob("vectors-*"))) == 1 and (index_dir / store.DATABASE).stat().st_size

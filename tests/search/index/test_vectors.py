@@ -77,7 +77,7 @@ def test_words_change_while_chunks_are_encoded(tree, stub, monkeypatch):
                 store.compact(other.database)  # gives files other numbers
         return original(self, texts, languages)
 
-    monkeypatch.setattr(stub, "codes", changing)
+    stub.codes = changing
     index = CodeIndex.build(tree, model="stub")
     fresh = CodeIndex.build(tree, tree.parent / "fresh", model="stub")
     assert index.statistics()["encoded"] == index.statistics()["chunks"]
@@ -151,14 +151,14 @@ def test_a_search_never_encodes_everything_again(tree, stub):
     assert len(stub.encoded) > index.statistics()["chunks"]
 
 
-def test_weights_that_another_process_has_encoded_with_are_loaded(tree, stub, monkeypatch):
+def test_weights_that_another_process_has_encoded_with_are_loaded(tree, stub):
     loaded = []
 
     def load(self, name, truncate_dim=None):
         self.name, self.truncate_dim, self.weights = name, truncate_dim, stub.weights
         loaded.append(self.weights)
 
-    monkeypatch.setattr(stub, "__init__", load)
+    stub.__init__ = load
     index = CodeIndex.build(tree, model="stub")
     index.search("parse date")
     assert loaded == [1.0]
@@ -251,9 +251,9 @@ def test_a_cut_encoder_with_data_flow_keeps_the_order_of_its_chunks(model, token
     cut, whole = (open_encoder(tmp_path, dim, light=False).encode(texts, "code", languages) for dim in (8, 32))
     expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
     np.testing.assert_allclose(cut, expected, atol=1e-5)
-    for place, (text, language) in enumerate(zip(texts, languages, strict=True)):
+    for number, (text, language) in enumerate(zip(texts, languages, strict=True)):
         alone = open_encoder(tmp_path, 8, light=False).encode([text], "code", [language])
-        np.testing.assert_allclose(alone[0], cut[place], atol=1e-5)
+        np.testing.assert_allclose(alone[0], cut[number], atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 400])
@@ -268,10 +268,10 @@ def test_similarities_are_those_of_float32(size):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 300, 1e5])
-def test_dot_products_beyond_half_precision_rank(tmp_path, tree, stub, monkeypatch, scale):
+def test_dot_products_beyond_half_precision_rank(tmp_path, tree, stub, scale):
     plain = CodeIndex.build(tree, tmp_path / "plain", model="stub").search("sum up prices of items", 20)
     original = stub._embed
-    monkeypatch.setattr(stub, "_embed", lambda self, texts: scale * original(self, texts))
+    stub._embed = lambda self, texts: scale * original(self, texts)
     large = CodeIndex.build(tree, tmp_path / "large", model="stub").search("sum up prices of items", 20)
     assert [(r.path, r.name, pytest.approx(r.score, abs=0.01)) for r in large] == [
         (r.path, r.name, r.score) for r in plain

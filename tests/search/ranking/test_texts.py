@@ -58,7 +58,7 @@ def test_a_text_is_read_up_to_a_thousand_different_words():
 )
 def test_files_that_a_text_names(index, text, paths):
     with index.snapshot() as snapshot:
-        known = snapshot.segments.paths()
+        known = snapshot.segments.paths
         assert [known[number] for number in named_files(text, snapshot.segments)] == paths
 
 

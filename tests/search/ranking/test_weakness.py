@@ -6,8 +6,6 @@ import pytest
 from git_repositories import Repository
 
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.commits import reading
-from soft_trainer.search.commits.memory import Choice
 from soft_trainer.search.index.words import telling_terms
 from soft_trainer.search.ranking.ranking import parse_query
 from soft_trainer.search.ranking.weakness import count_found
@@ -55,24 +53,24 @@ def test_an_embedding_that_stands_out_is_not_weak(tree, stub):
     words = CodeIndex.build(tree).search("xqzv parse")
     assert words[0].weak
     index = CodeIndex.build(tree, model="stub")
-    index.noise = lambda snapshot: 2.0  # more than any similarity
+    with index.snapshot() as snapshot:
+        snapshot.noise = lambda: 2.0  # more than any similarity
     assert index.search("xqzv parse")[0].weak
-    index.noise = lambda snapshot: -2.0
+    snapshot.noise = lambda: -2.0
     assert not any(result.weak for result in index.search("xqzv parse"))
 
 
-def test_the_noise_of_a_snapshot_is_computed_once(tree, stub, monkeypatch):
+def test_the_noise_of_a_snapshot_is_computed_once(tree, stub):
     index = CodeIndex.build(tree, model="stub")
     asked = []
     embed = stub.queries
-    monkeypatch.setattr(stub, "queries", lambda self, texts: asked.append(len(texts)) or embed(self, texts))
+    stub.queries = lambda self, texts: asked.append(len(texts)) or embed(self, texts)
     index.search("xqzv parse")
     index.search("xqzv wvvq cart")
     assert asked == [1, 24, 1]
 
 
-def test_subjects_of_commits_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
+def test_subjects_of_commits_count(tmp_path, voting):
     repository = Repository(tmp_path / "tree")
     text = "def f1(value):\n    return value + 1\n"
     repository.commit("Light the lantern before the harbour opens", {"a.py": text})

@@ -27,8 +27,8 @@ def test_searches_go_by_words_until_the_encoder_is_loaded_and_chunks_are_encoded
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
     may_load, may_encode = threading.Event(), threading.Event()
     load, codes = stub.__init__, stub.codes
-    monkeypatch.setattr(stub, "__init__", lambda *arguments: load(*arguments) if may_load.wait() else None)
-    monkeypatch.setattr(stub, "codes", lambda *arguments: may_encode.wait() and codes(*arguments))
+    stub.__init__ = lambda *arguments: load(*arguments) if may_load.wait() else None
+    stub.codes = lambda *arguments: may_encode.wait() and codes(*arguments)
     served = ServedIndex(Search([CodeIndex.open(index.index_dir)]))
     results, notices = served.search("brand_new", 5)
     assert results[0].path == "new.py" and notices == ["searching only by words: the encoder is being loaded"]
@@ -53,7 +53,7 @@ def test_the_first_start_waits_for_words_alone(command, tree, stub, monkeypatch)
     """Embeddings and commits come later: an agent gives up after ten seconds, but flask's commits take 24 s."""
     monkeypatch.setattr(CodeIndex, "remember", lambda *_, **options: pytest.fail("commits are read first"))
     may_load, load = threading.Event(), stub.__init__
-    monkeypatch.setattr(stub, "__init__", lambda *arguments: load(*arguments) if may_load.wait() else None)
+    stub.__init__ = lambda *arguments: load(*arguments) if may_load.wait() else None
 
     def serve(served, *_):
         assert served.search("parse_date", 5)[1] == ["searching only by words: the encoder is being loaded"]
@@ -86,8 +86,8 @@ def test_an_encoder_that_fails_is_named_and_tried_again(tree, stub, monkeypatch)
 
         return run
 
-    monkeypatch.setattr(stub, "__init__", unless_failing("load", load))
-    monkeypatch.setattr(stub, "codes", unless_failing("encode", codes))
+    stub.__init__ = unless_failing("load", load)
+    stub.codes = unless_failing("encode", codes)
     monkeypatch.setattr(served_index, "CHECK_SECONDS", 0)
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
     served = ServedIndex(Search([CodeIndex.open(index.index_dir)]))
@@ -111,7 +111,7 @@ def test_a_tree_is_looked_at_for_a_tenth_of_the_time_and_every_five_seconds(tree
         looked.append(clock[0])
         clock[0] += took
 
-    monkeypatch.setattr(index, "refresh", look)
+    index.refresh = look
     for took, wait in ((0.25, 2.5), (60.0, 5.0)):
         served.text_of("README.md")
         last = clock[0]
@@ -123,15 +123,15 @@ def test_a_tree_is_looked_at_for_a_tenth_of_the_time_and_every_five_seconds(tree
         looked.clear()
 
 
-def test_an_index_that_is_deleted_is_made_again(tree, stub, monkeypatch):
+def test_an_index_that_is_deleted_is_made_again(tree, stub):
     index = CodeIndex.build(tree, model="stub")
     served = ServedIndex(Search([CodeIndex.open(index.index_dir)]))
     until(served.keepers[0].loaded.is_set)
     shutil.rmtree(index.index_dir)
-    monkeypatch.setattr(served.keepers[0], "next_check", time.monotonic() + 60)
+    served.keepers[0].next_check = time.monotonic() + 60
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
     results, notices = served.search("brand_new", 5)
     assert results[0].path == "new.py"
     assert notices[0] == f"{index.index_dir} was deleted; the index was made again, with the default settings"
-    monkeypatch.setattr(served.keepers[0], "next_check", 0.0)
+    served.keepers[0].next_check = 0.0
     assert served.search("brand_new", 5)[0][0].path == "new.py"

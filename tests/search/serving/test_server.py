@@ -17,8 +17,6 @@ from trees import write_tree
 
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex, Search
-from soft_trainer.search.commits import reading
-from soft_trainer.search.commits.memory import Choice
 from soft_trainer.search.serving.served_index import ServedIndex
 from soft_trainer.search.serving.server import PAGE, PageServer, serve_page
 
@@ -173,8 +171,7 @@ def test_the_page_in_a_browser(server):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
-def test_commits_below_a_result_have_a_label(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
+def test_commits_below_a_result_have_a_label(tmp_path, voting):
     files = {"a.py": "def f1(value):\n    return value + 1\n", "b.py": "def harbour():\n    return 0\n"}
     repository = Repository(write_tree(tmp_path / "tree", files))
     repository.commit("Light the lantern before the harbour opens", {"a.py": files["a.py"]})

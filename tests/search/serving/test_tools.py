@@ -134,7 +134,7 @@ def test_an_answer_is_sent_once(tree):
     assert all(tool.output_schema is None for tool in listed)
 
 
-def test_no_text_of_a_repository_stands_outside_the_fence(tree, monkeypatch):
+def test_no_text_of_a_repository_stands_outside_the_fence(tree):
     notebook = {
         "cells": [{"cell_type": "code", "source": "x = 1"}],
         "metadata": {"kernelspec": {"language": "run-this"}},
