@@ -145,13 +145,11 @@ def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:
     """
     hashes = {}
     for name in columns_in(rows, COMPARED):
-        hashes[name] = text_ids(" ".join(_composed(text).split()) for text in column_texts(rows, name))
+        # In NFC, equal characters are equal whether or not their accents are separate.
+        hashes[name] = text_ids(
+            " ".join(unicodedata.normalize("NFC", text).split()) for text in column_texts(rows, name)
+        )
     return hashes
-
-
-def _composed(text: str) -> str:
-    """Returns a text in NFC, so that equal characters are equal whether or not their accents are separate."""
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def equal_rows(hashes: Mapping[str, np.ndarray], others: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:
