@@ -109,13 +109,13 @@ def pad(
     if isinstance(items[0], dict):
         return pad_graph_features(items, pad_token_id, width)
     lengths = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
-    places = np.arange(lengths.max(initial=width))
-    mask = places < lengths[:, None]
+    positions = np.arange(lengths.max(initial=width))
+    mask = positions < lengths[:, None]
     input_ids = np.full(mask.shape, pad_token_id)
     input_ids[mask] = np.concatenate(items)
     inputs = {"input_ids": input_ids, "attention_mask": mask}
     if np.any(prompt_length):
-        inputs["pooling_mask"] = mask & (places >= np.reshape(prompt_length, (-1, 1)))
+        inputs["pooling_mask"] = mask & (positions >= np.reshape(prompt_length, (-1, 1)))
     return {name: torch.from_numpy(values.astype(np.int64, copy=False)) for name, values in inputs.items()}
 
 
@@ -281,7 +281,7 @@ def _encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tens
     """Embeds a batch with all dimensions; see `encode`."""
     plain = getattr(model, "module", model)  # DDP and DeepSpeed wrap the encoder
     if "borders" in inputs:
-        return encode_packed(model, plain, profile, inputs)
+        return _normalized(profile, encode_packed(model, plain, profile, inputs))
     if "node_mask" in inputs:
         # A plain RoBERTa, given the vectors of nodes and a mask of which token attends to which.
         vectors = graph_embeddings(plain.get_input_embeddings(), inputs)
@@ -410,10 +410,7 @@ class Encoder:
         elif language is None:
             raise UserError(f"this encoder reads data flow; pass language, one of {', '.join(DATA_FLOW_LANGUAGES)}")
         else:
-            if isinstance(language, str):
-                languages = [language] * len(codes)
-            else:
-                languages = language
+            languages = [language] * len(codes) if isinstance(language, str) else language
             lengths = profile.code_length, profile.data_flow_length
             pairs = zip(codes, languages, strict=True)
             items = [graph_features(code, of_code, tokenizer, *lengths) for code, of_code in pairs]
@@ -446,11 +443,9 @@ class Encoder:
         """Embeds texts; see `TextEncoder`. Functions in a language without data-flow rules are parsed as Python."""
         if side == "query":
             embeddings = self.encode_queries(texts)
-        elif languages is None:
-            embeddings = self._of_codes.encode_codes(texts)
         else:
-            known = [language if language in DATA_FLOW_LANGUAGES else "python" for language in languages]
-            embeddings = self._of_codes.encode_codes(texts, known)
+            parsed = languages and [name if name in DATA_FLOW_LANGUAGES else "python" for name in languages]
+            embeddings = self._of_codes.encode_codes(texts, parsed)
         return comparable(self.profile, embeddings).float().cpu().numpy()
 
     def _embed(self, items: Sequence, side: str, batch_size: int, progress: bool) -> Tensor:
@@ -558,14 +553,14 @@ def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, pro
     """
     rank, processes = distributed.rank_and_world_size()
     # Equal texts are encoded once. In different batches, rounding would make their embeddings differ and break ties.
-    firsts, places = distinct_rows(tokens)
+    firsts, groups = distinct_rows(tokens)
     # Each batch is dealt out by length, so that all processes encode about the same number of tokens.
     order = np.argsort(-tokens.lengths[firsts], kind="stable")
     parts = batch_slices(encoder, tokens.lengths[firsts][order], side, batch_size, processes)
     batches = [firsts[order[part]][rank::processes] for part in parts]
     gathered = distributed.gather(_embed_batches(encoder, tokens, batches, side, progress))
     numbers = np.concatenate([order[process::processes] for process in range(processes)])
-    rows = np.argsort(numbers)[places]  # `numbers` is a permutation, so sorting inverts it
+    rows = np.argsort(numbers)[groups]  # `numbers` is a permutation, so sorting inverts it
     return gathered[torch.from_numpy(rows).to(gathered.device)]
 
 
@@ -577,7 +572,7 @@ def distinct_rows(tokens) -> tuple[np.ndarray, np.ndarray]:
     """
     known: dict[bytes, int] = {}
     firsts = []
-    places = np.empty(len(tokens), dtype=np.int64)
+    groups = np.empty(len(tokens), dtype=np.int64)
     for row in range(len(tokens)):
         item = tokens[row]
         digest = xxhash.xxh3_128()
@@ -585,8 +580,8 @@ def distinct_rows(tokens) -> tuple[np.ndarray, np.ndarray]:
             values = np.asarray(part)
             digest.update(f"{values.shape} ".encode())
             digest.update(values.tobytes())
-        place = known.setdefault(digest.digest(), len(firsts))
-        if place == len(firsts):
+        group = known.setdefault(digest.digest(), len(firsts))
+        if group == len(firsts):
             firsts.append(row)
-        places[row] = place
-    return np.array(firsts, dtype=np.int64), places
+        groups[row] = group
+    return np.array(firsts, dtype=np.int64), groups

@@ -89,18 +89,14 @@ def _why_padded(model: PreTrainedModel, profile: EncoderProfile, device: torch.d
     if device.type == "cuda":
         if precision not in HALF:
             return f"precision {precision}; packing needs bf16 or fp16"
-        if "flash" not in implementation and (reason := _kernel_error(_head_size(config), device)):
+        if "flash" not in implementation and (reason := _kernel_error(config, device)):
             return reason
     return difference(model, profile) or difference_on(device, model, profile, precision)
 
 
-def _head_size(config) -> int:
-    """Returns the size of an attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-def _kernel_error(head_size: int, device: torch.device) -> str | None:
+def _kernel_error(config, device: torch.device) -> str | None:
     """Runs torch's flash kernel once, forward and backward. Returns why it does not work on this device, or None."""
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if head_size % 8 or head_size > LARGEST_HEAD:
         return f"attention heads of size {head_size}; packing needs a multiple of 8, at most {LARGEST_HEAD}"
     borders = torch.tensor([0, 3, 8], dtype=torch.int32, device=device)
@@ -201,14 +197,9 @@ def _texts(config, profile: EncoderProfile) -> list:
         ids = draw.integers(config.vocab_size, size=next(lengths))
         ids[1 : 1 + len(special)] = special[: len(ids) - 1]  # RoBERTa, for example, counts no position for padding
         texts.append(ids)
-    if profile.data_flow_length:
-        return [_with_nodes(ids, config.pad_token_id + 1) for ids in texts]
-    return texts
-
-
-def _with_nodes(ids: np.ndarray, first: int) -> dict:
-    """Returns features with data flow (see `graph_features`) whose last two ids are nodes of the first two tokens."""
-    codes = len(ids) - 2
-    positions = [*range(first, first + codes), 0, 0]
-    edges = {"edge_targets": [1], "edge_sources": [0]}
-    return {"input_ids": ids, "position_ids": positions, "node_starts": [0, 1], "node_ends": [1, 2]} | edges
+    if not profile.data_flow_length:
+        return texts
+    # See `graph_features`: the last two ids are nodes of the first two tokens.
+    first = config.pad_token_id + 1
+    graph = {"node_starts": [0, 1], "node_ends": [1, 2], "edge_targets": [1], "edge_sources": [0]}
+    return [{"input_ids": ids, "position_ids": [*range(first, first + len(ids) - 2), 0, 0]} | graph for ids in texts]

@@ -70,12 +70,8 @@ def open_encoder(
     if light and folder and (_export_of(folder) / SETTINGS).is_file():
         return OnnxEncoder(_export_of(folder), truncate_dim, int8)
     encoder = _by_torch(name, truncate_dim)
-    exported = None
-    if light:
-        exported = _export(encoder, str(name))
-    if exported:
-        return OnnxEncoder(exported, truncate_dim, int8)
-    return encoder
+    exported = _export(encoder, str(name)) if light else None
+    return OnnxEncoder(exported, truncate_dim, int8) if exported else encoder
 
 
 def local_folder(name: str | Path) -> Path | None:
@@ -89,9 +85,7 @@ def local_folder(name: str | Path) -> Path | None:
         cached = try_to_load_from_cache(str(name), "config.json")
     except errors.HFValidationError:
         return None
-    if isinstance(cached, str):
-        return Path(cached).parent
-    return None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _by_torch(name: str | Path, truncate_dim: int | None) -> TextEncoder:

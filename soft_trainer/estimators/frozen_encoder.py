@@ -33,11 +33,7 @@ def frozen_precision(device: torch.device) -> str:
     """
     if computes_bf16(device):
         return "bf16"
-    if device.type == "cuda":
-        return "fp16"
-    if device.type == "cpu":
-        return "float32"
-    return "bf16"
+    return {"cuda": "fp16", "cpu": "float32"}.get(device.type, "bf16")
 
 
 class EncodedRowsEstimator(NeighbourEstimator):

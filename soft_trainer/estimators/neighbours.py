@@ -104,8 +104,8 @@ class Excluded:
         own_scores = scores[line, own].float().cpu()
         scores[line, own] = -torch.inf
         if self.answers is not None:
-            places, codes = self.answers.everywhere(queries)
-            scores[torch.from_numpy(places), torch.from_numpy(codes)] = -torch.inf
+            positions, codes = self.answers.everywhere(queries)
+            scores[torch.from_numpy(positions), torch.from_numpy(codes)] = -torch.inf
         return own_scores
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -293,8 +293,8 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     member = torch.arange(GROUP, device=scores.device)
     rest = torch.arange(groups * GROUP, width, device=scores.device)
     columns = torch.cat([(best[:, :, None] * GROUP + member).flatten(1), rest.expand(rows, -1)], dim=1)
-    values, places = scores.gather(1, columns).topk(k, dim=1)
-    return values, columns.gather(1, places)
+    values, best = scores.gather(1, columns).topk(k, dim=1)
+    return values, columns.gather(1, best)
 
 
 def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
@@ -348,14 +348,14 @@ def _search(index, queries, codes, excluded, rows: np.ndarray, k: int, fetched: 
     query = _vectors(queries, rows, "cpu")
     found = index.search(query.numpy(), fetched)[1]
     parts = []
-    for places in blocks(np.arange(len(rows)), fetched * codes.shape[1], ENTRIES):
-        block = rows[places]
-        near = found[places]
+    for part in blocks(np.arange(len(rows)), fetched * codes.shape[1], ENTRIES):
+        block = rows[part]
+        near = found[part]
         vectors = _vectors(codes, near.clip(0).reshape(-1), "cpu").view(*near.shape, -1)
-        scores = torch.bmm(vectors, query[places, :, None])[:, :, 0]
+        scores = torch.bmm(vectors, query[part, :, None])[:, :, 0]
         unfit = (near < 0) | excluded.contain(block, near.clip(0))
         scores, columns = scores.masked_fill(torch.from_numpy(unfit), -torch.inf).topk(min(k, fetched), dim=1)
-        own = (query[places] * _vectors(codes, excluded.own[block], "cpu")).sum(1)
+        own = (query[part] * _vectors(codes, excluded.own[block], "cpu")).sum(1)
         parts.append(_padded(torch.from_numpy(near).gather(1, columns), scores, own, k))
     nearest = Neighbours.joined(parts)
     short = np.flatnonzero(nearest.rows[:, -1] < 0)

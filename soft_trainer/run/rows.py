@@ -57,7 +57,7 @@ def check_sources(arguments: DataArguments) -> None:
         if folder and not Path(source_folder(folder)).is_dir():
             raise UserError(f"{name}={folder}: no such folder{nearest_file(folder)}")
     for name, language in itertools.product(("data_dir", "eval_data_dir"), arguments.languages or [None]):
-        sources = _in_place(getattr(arguments, name) or "", language)
+        sources = _with_language(getattr(arguments, name) or "", language)
         whole = name == "data_dir" and not arguments.sources
         for source in [sources] if whole else sources.split(","):
             if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
@@ -83,7 +83,7 @@ def _choose_language(arguments: DataArguments) -> None:
     print_on_main(f"language: {arguments.language}, the most common one")
 
 
-def _in_place(source: str, language: str | None) -> str:
+def _with_language(source: str, language: str | None) -> str:
     """Replaces `{language}` in the path of a source: `rows/{language}` becomes `rows/ruby`.
 
     Raises:
@@ -120,15 +120,15 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
     names = column_names(arguments)
     division = division_of(arguments)
     sources = {}
-    for name, place in arguments.sources.items():
-        sources[name] = read_source(place, names, needed=needed, check=check, one_of_several=True, division=division)
+    for name, source in arguments.sources.items():
+        sources[name] = read_source(source, names, needed=needed, check=check, one_of_several=True, division=division)
     if sources:
         return sources
     for language in languages or [None]:
         name = language if len(languages) > 1 else ""
         if arguments.data_dir:
-            place = _in_place(arguments.data_dir, language)
-            sources[name] = read_source(place, names, needed=needed, check=check, division=division)
+            source = _with_language(arguments.data_dir, language)
+            sources[name] = read_source(source, names, needed=needed, check=check, division=division)
         elif arguments.source_dir or arguments.history:
             sources[name] = _mined_splits(arguments, language)
         elif arguments.dataset_name != "none":
