@@ -6,7 +6,6 @@ is exported once. The export is kept in the user's cache under a hash of the enc
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -126,12 +125,9 @@ def _export(encoder, name: str) -> Path | None:
     print_on_main(f"{name}: exporting to ONNX (only once)")
     encoder = replace(encoder, truncate_dim=None, profile=resolve_profile(source))  # serves every truncate_dim
     folder = _export_of(source)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         check_exportable(encoder, name)
-        with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
-            for path in write_onnx(encoder, source, Path(aside), int8=True):
-                path.replace(folder / path.name)
+        write_onnx(encoder, source, folder, int8=True)
     except UserError as error:
         print_on_main(f"running without ONNX: {error}")
         return None

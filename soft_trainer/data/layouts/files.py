@@ -99,29 +99,27 @@ def check_shards(paths: list[Path], split: str) -> None:
         UserError: the split has several files that are not shards, such as `train.csv` and `train.jsonl`, or a shard
             is missing.
     """
-    kinds = set()
-    found = set()
+    sets = {}  # the first file of each set of shards
+    numbers = set()
+    total = 0
     for path in paths:
         name, *endings = uncompressed_name(path.name).split(".")
         shard = SHARD.search(name)
         if shard is None:
-            kinds.add((name, *endings, path))
+            sets[path] = path
         else:
-            kinds.add((name[: shard.start()], *endings))
-            found.add((int(shard[1]), int(shard[2])))
-    if len(kinds) > 1:
-        names = " and ".join(path.name for path in paths[:2])
-        raise UserError(f"{paths[0].parent}: {names} both contain rows of {split}; keep only one of them")
-    totals = {total for _, total in found}
-    if len(totals) > 1:
+            numbers.add(int(shard[1]))
+            total = int(shard[2])
+            sets.setdefault((name[: shard.start()], total, *endings), path)
+    if len(sets) > 1:
+        names = " and ".join(path.name for path in [*sets.values()][:2])
         raise UserError(
-            f"{paths[0].parent}: the shards of {split} disagree about their number; keep one set of shards"
+            f"{paths[0].parent}: {names} both contain rows of {split}; keep only one file or set of shards"
         )
-    for total in totals:
-        start = 1 if (total, total) in found else 0
-        missing = [number for number in range(start, start + total) if (number, total) not in found]
-        if missing:
+    start = 1 if total in numbers else 0
+    for number in range(start, start + total):
+        if number not in numbers:
             raise UserError(
                 f"{paths[0].parent}: {paths[0].name} is one of {total} shards of {split}, but shard "
-                f"{missing[0]:05d} is missing or in a format that is not read; add it, or pass only this shard's path"
+                f"{number:05d} is missing or in a format that is not read; add it, or pass only this shard's path"
             )
