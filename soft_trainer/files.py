@@ -275,24 +275,6 @@ def read_json_lines(path: str | Path, replace: bool = True) -> Iterator[tuple[st
         raise UserError(f"{location}: not valid JSON ({error})") from None
 
 
-def check_encodable(rows: Iterable[tuple[str, Mapping]]) -> None:
-    """Checks that no text in rows, each with its location, contains a lone surrogate, which UTF-8 cannot store.
-
-    Raises:
-        UserError: a text contains one. The message gives the row and the column.
-    """
-    for location, row in rows:
-        for column, value in row.items():
-            try:
-                json.dumps(value, ensure_ascii=False, default=str).encode()
-            except UnicodeEncodeError as error:
-                half = error.object[error.start]
-                raise UserError(
-                    f"{location}: column {column!r} contains {half!r}, half of a character, which UTF-8 cannot store; "
-                    "replace it, for example by text.encode(errors='replace').decode()"
-                ) from None
-
-
 def _parsed(text: str):
     """Parses JSON. Replaces a lone surrogate, left where a text was cut in the middle of a character, with `?`."""
     value = json.loads(text)

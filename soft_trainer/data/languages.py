@@ -24,12 +24,8 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     Raises:
         UserError: `reader` does not support a language, or a name is empty or repeated.
     """
-    if reader == "mining":
-        known = tuple(SOURCE_LANGUAGES)
-    elif reader == "CodeSearchNet":
-        known = CODESEARCHNET_LANGUAGES
-    else:  # data flow, or filters that remove comments
-        known = tuple(DATA_FLOW_RULES)
+    # Others are data flow, and filters that remove comments.
+    known = {"mining": SOURCE_LANGUAGES, "CodeSearchNet": CODESEARCHNET_LANGUAGES}.get(reader, DATA_FLOW_RULES)
     for name in languages:
         if not name or languages.count(name) > 1:
             raise UserError(f"language={name!r}: list each language once, separated by commas")

@@ -15,7 +15,8 @@ from datasets.arrow_writer import ArrowWriter
 
 from soft_trainer.data.array_cache import no_bar_for_few
 from soft_trainer.data.column_names import LABELS
-from soft_trainer.files import check_encodable, written_aside
+from soft_trainer.errors import UserError
+from soft_trainer.files import written_aside
 from soft_trainer.terminal import print_on_main
 
 AT_ONCE = 10_000  # rows; an Arrow column of strings with 32-bit offsets holds at most 2 GiB
@@ -96,13 +97,26 @@ def plain_table(
         try:
             kept[str(name)] = column_of(values)
         except UnicodeEncodeError:
-            check_encodable((f"{source}, row {row}", {name: value}) for row, value in enumerate(values, start))
+            for row, value in enumerate(values, start):
+                _check_encodable(value, f"{source}, row {row}: column {name!r}")
             raise
         except (ValueError, TypeError) as error:
             dropped.add(name)
             reason = " ".join(str(error).split())
             print_on_main(f"{source}: dropped column {name!r}, which cannot be stored ({reason})")
     return pa.table(kept)
+
+
+def _check_encodable(value, cell: str) -> None:
+    """Raises UserError, which begins with `cell`, for a text with a lone surrogate, which UTF-8 cannot store."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise UserError(
+            f"{cell} contains {half!r}, half of a character, which UTF-8 cannot store; replace it, for example by "
+            "text.encode(errors='replace').decode()"
+        ) from None
 
 
 def tables_of(rows: Iterable[Mapping], source: str, dropped: set[str]) -> Iterator[pa.Table]:

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -128,14 +128,21 @@ def padded_width(longest: int, limit: int) -> int:
     return max(min(-(-longest // GPU_STEP) * GPU_STEP, limit), longest)
 
 
-class Collator(Protocol):
+@dataclass(frozen=True)
+class Collator:
     """Turns the tokens of texts into the model inputs of one forward pass. Data workers get a pickled copy.
 
-    Attributes:
-        packs: True if a pass may hold queries together with functions.
+    Args:
+        packs: True to join texts without padding (`pack`), so that a pass may hold queries together with functions. If
+            a text has no token, texts are padded, as the model would need one. False to pad to the longest text.
+        first_position: the position of each text's first token in a packed pass.
+        few_lengths: True to pad to one of a few lengths (`padded_width`), which suits a GPU.
     """
 
-    packs: bool
+    pad_token_id: int = 0
+    packs: bool = False
+    first_position: int = 0
+    few_lengths: bool = False
 
     def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
         """Collates texts.
@@ -146,49 +153,17 @@ class Collator(Protocol):
                 packs.
             limit: the maximum number of tokens in a text.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class PackingCollator:
-    """Joins texts without padding; see `pack`. If a text has no token, pads them, as the model would need one."""
-
-    first_position: int = 0
-    pad_token_id: int = 0
-    packs: ClassVar[bool] = True
-
-    def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
-        """Joins texts."""
-        if not all(map(token_count, items)):
-            return pad(items, self.pad_token_id, prompt_lengths)
-        return pack(items, prompt_lengths, self.first_position)
-
-
-@dataclass(frozen=True)
-class PaddingCollator:
-    """Pads texts to the longest one; see `pad`.
-
-    Args:
-        few_lengths: True to pad to one of a few lengths (`padded_width`), which suits a GPU.
-    """
-
-    pad_token_id: int
-    few_lengths: bool = False
-    packs: ClassVar[bool] = False
-
-    def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
-        """Pads texts."""
-        width = 1
-        if self.few_lengths:
-            width = padded_width(max(map(token_count, items)), limit)
+        lengths = list(map(token_count, items))
+        if self.packs and all(lengths):
+            return pack(items, prompt_lengths, self.first_position)
+        width = padded_width(max(lengths), limit) if self.few_lengths else 1
         return pad(items, self.pad_token_id, prompt_lengths, width)
 
 
 def collator_of(passes: Passes, pad_token_id: int, device: torch.device) -> Collator:
     """Returns the collator for an encoder's passes on a device."""
-    if passes.packed:
-        return PackingCollator(passes.first_position, pad_token_id)
-    return PaddingCollator(pad_token_id, few_lengths=device.type != "cpu")
+    few_lengths = not passes.packed and device.type != "cpu"
+    return Collator(pad_token_id, passes.packed, passes.first_position, few_lengths)
 
 
 # ---- Batches to embeddings ----

@@ -19,7 +19,7 @@ from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.encoding import (
     BROADCAST_MASKS,
-    PackingCollator,
+    Collator,
     batch_slices,
     encode,
     pad,
@@ -172,7 +172,7 @@ def test_texts_without_a_token_are_padded(lengths, pooling):
     prompts = np.arange(len(texts))
     expected = torch.cat([encode(model, profile, pad([text], 1, n)) for text, n in zip(texts, prompts, strict=True)])
     with running(model, packed=True):
-        found = encode(model, profile, PackingCollator(first_position(model), 1)(texts, prompts, 40))
+        found = encode(model, profile, Collator(1, True, first_position(model))(texts, prompts, 40))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
