@@ -136,63 +136,49 @@ def load_model(
             or sentence-transformers gives other embeddings.
     """
     source = (revision, trust_remote_code)
-    model = _load_model(name_or_path, profile, *source, attn_implementation, dtype)
+    if adapter := hub_files.saved_adapter(name_or_path, revision):
+        import_peft()
+        base, base_revision = adapter
+        with hub_files.reading_base(name_or_path):
+            model = load_model(base, profile, base_revision, trust_remote_code, attn_implementation, dtype)
+        load_adapter(model, name_or_path, revision)
+    else:
+        folder = located(name_or_path)
+        with reading(folder, revision), _without_report_on_spare_weights():
+            config = load_config(name_or_path, revision, trust_remote_code)
+            check_encodes(config.to_dict(), name_or_path)
+            check_lengths(config.to_dict(), profile)
+            if hasattr(config, "use_cache"):
+                config.use_cache = False  # only generation needs the keys and values of every layer
+            number_format = dtype or torch.promote_types(config.dtype or torch.float32, torch.float32)
+            options = pooling_layer(_model_class(config, name_or_path, revision), profile)
+            if attn_implementation:
+                options = options | {"attn_implementation": attn_implementation}
+            model, report = _auto_class(config).from_pretrained(
+                folder,
+                config=config,
+                revision=revision or "main",
+                dtype=number_format,
+                use_safetensors=True,
+                trust_remote_code=bool(trust_remote_code),
+                output_loading_info=True,
+                **options,
+            )
+        model.config._name_or_path = str(name_or_path)  # not the folder of `base`
+        for missing in sorted(report["missing_keys"]):
+            if "position_ids" not in missing and (profile.pooling == "pooler" or "pooler." not in missing):
+                raise UserError(
+                    f"{name_or_path}: the files have no weights for {missing}, which would be random; check the "
+                    "files, or use pooling=mean or cls if these are a pooler's weights"
+                )
     if not compare or distributed.rank_and_world_size()[0] > 0 or not is_comparable(model, name_or_path, revision):
         return model
     inferred = resolve_profile(name_or_path, revision=revision)
     compared = model
     if dtype in ("bfloat16", "float16"):
-        compared = _load_model(name_or_path, inferred, *source)
+        compared = load_model(name_or_path, inferred, *source)
     tokenizer = load_tokenizer(name_or_path, inferred, *source)
     compare_with_folder(Encoder(compared, tokenizer, inferred), name_or_path, *source)
-    return model
-
-
-def _load_model(
-    name_or_path: str | Path,
-    profile: EncoderProfile,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    attn_implementation: str | None = None,
-    dtype: str | None = None,
-) -> PreTrainedModel:
-    """Loads an encoder's weights; see `load_model`."""
-    if adapter := hub_files.saved_adapter(name_or_path, revision):
-        import_peft()
-        base, base_revision = adapter
-        with hub_files.reading_base(name_or_path):
-            model = _load_model(base, profile, base_revision, trust_remote_code, attn_implementation, dtype)
-        load_adapter(model, name_or_path, revision)
-        return model
-    folder = located(name_or_path)
-    with reading(folder, revision), _without_report_on_spare_weights():
-        config = load_config(name_or_path, revision, trust_remote_code)
-        check_encodes(config.to_dict(), name_or_path)
-        check_lengths(config.to_dict(), profile)
-        if hasattr(config, "use_cache"):
-            config.use_cache = False  # only generation needs the keys and values of every layer
-        number_format = dtype or torch.promote_types(config.dtype or torch.float32, torch.float32)
-        options = pooling_layer(_model_class(config, name_or_path, revision), profile)
-        if attn_implementation:
-            options = options | {"attn_implementation": attn_implementation}
-        model, report = _auto_class(config).from_pretrained(
-            folder,
-            config=config,
-            revision=revision or "main",
-            dtype=number_format,
-            use_safetensors=True,
-            trust_remote_code=bool(trust_remote_code),
-            output_loading_info=True,
-            **options,
-        )
-    model.config._name_or_path = str(name_or_path)  # not the folder of `base`
-    for missing in sorted(report["missing_keys"]):
-        unread = "position_ids" in missing or (profile.pooling != "pooler" and "pooler." in missing)
-        if not unread:
-            raise UserError(
-                f"{name_or_path}: the files have no weights for {missing}, which would be random; check the files, or "
-                "use pooling=mean or cls if these are a pooler's weights"
-            )
     return model
 
 
