@@ -218,20 +218,18 @@ def with_usual_names(rows: Dataset, columns: Columns, source: str) -> tuple[Data
         if len(blank):
             raise UserError(f"{source}, row {blank[0] + 1}: the id, column {column!r}, is missing or empty")
         ids = ids.astype(str).tolist()
-    dropped = {column} if columns.keeps_url else {column, "url"}
-    empty = {name for name in rows.column_names if rows.data.column(name).null_count == len(rows.data)}
-    for chosen in (columns.query, columns.code):
-        present = columns_in(rows, chosen)
-        if empty.issuperset(present):
-            empty.difference_update(present)  # `check_split` names it
-    dropped |= empty
-    renamed = {}
+    dropped = {name for name in rows.column_names if rows.data.column(name).null_count == len(rows.data)}
+    before = {}
     for chosen, targets in ((columns.query, QUERY_COLUMNS), (columns.code, CODES)):
-        if len(chosen) == 1 and chosen[0] in rows.column_names:
+        present = columns_in(rows, chosen)
+        if dropped.issuperset(present):
+            dropped.difference_update(present)  # `check_split` names it
+        if present and len(chosen) == 1:
             # From `original_string`, an encoder with data flow would read another function.
             dropped |= {*targets, *(CODE_COLUMNS if targets == CODES else ())} - {*chosen}
-            renamed[chosen[0]] = targets[isinstance(rows.features[chosen[0]], List)]
-    before = {new: old for old, new in renamed.items() if old != new}
+            before[targets[isinstance(rows.features[chosen[0]], List)]] = chosen[0]
+    dropped |= {column} if columns.keeps_url else {column, "url"}
+    before = {new: old for new, old in before.items() if old != new}
     rows = rows.remove_columns(columns_in(rows, dropped)).rename_columns({old: new for new, old in before.items()})
     if column not in (None, "url"):
         before["url"] = column
