@@ -99,7 +99,9 @@ def ids(world):
 
 def data_flow(world):
     profile = world.profile.replace(data_flow_length=8 + world.options)
-    return tokens._with_data_flow(world.dataset(), profile, world.tokenizer)
+    column = tokens.column_of(world.dataset(), "code", profile, world.tokenizer)
+    rows = (column[row] for row in range(len(column)))
+    return [{name: values.tolist() for name, values in row.items()} for row in rows]
 
 
 def filtered(world):
@@ -162,8 +164,8 @@ def history(world):
 
 def mined(world, **options):
     arguments = DataArguments(language="python", **options)
-    folder = run_rows._mined(arguments, "python")
-    return {path.name: codesearchnet.load_jsonl(path)[:] for path in sorted(folder.glob("[tv]*.jsonl.gz"))}
+    (splits,) = run_rows.read_sources(arguments).values()
+    return {name: split.to_pairs().to_list() for name, split in splits.items()}
 
 
 # reader -> the parts of `World` that it depends on, besides the rows, the format and the cached files
