@@ -160,12 +160,12 @@ def test_an_error_names_file_line_and_column_as_they_stand_in_the_file(pairs, tm
     for name in names:
         path = tmp_path / name
         broken.to_pandas().to_csv(path, index=False) if ".csv" in name else write(broken, path)
-        place = f"{path}, rows 31, 36"
+        blank = f"{path}, rows 31, 36"
         total = 40
         if name.startswith("plain"):  # together with the two rows of a.csv
-            place = f"{path.parent}, rows 33, 38"
+            blank = f"{path.parent}, rows 33, 38"
             total = 42
-        with refused(f"{place}: column 'answer' is missing or empty (2 of {total} rows)"):
+        with refused(f"{blank}: column 'answer' is missing or empty (2 of {total} rows)"):
             tables(load_rows(path.parent if name.startswith("plain") else path))
     (tmp_path / "plain" / "a.csv").write_text("question,answer\n")
     with refused(f"{tmp_path / 'plain' / 'a.csv'}: cannot be read: it has no rows"):

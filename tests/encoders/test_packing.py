@@ -96,8 +96,8 @@ def make_texts() -> list[np.ndarray]:
     """
     draw = np.random.default_rng(1)
     texts = [draw.integers(0, 200, length) for length in (7, 1, 20, 12, 3, 40, 33, 9, 38, 21)]
-    for place, text in enumerate(texts):
-        text[place : 2 * place : 2] = IDS["pad_token_id"]
+    for position, text in enumerate(texts):
+        text[position : 2 * position : 2] = IDS["pad_token_id"]
     return texts
 
 
