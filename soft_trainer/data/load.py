@@ -98,7 +98,7 @@ def load_rows(
             includes the row's number.
     """
     names = ColumnNames(query_column, code_column, id_column, negatives_column, group_column)
-    division = Division(group_column, test_fraction, seed)
+    division = Division(test_fraction, seed)
     origin = {"codebase": codebase, "language": language, "revision": revision}
     if not isinstance(source, Mapping) or source.keys() <= SPLIT_NAMES.keys():
         return read_source(source, names, division=division, **origin)
@@ -156,9 +156,8 @@ def read_source(
             print_on_main(f"{label}: not using group_column={names.group}, because the rows are split already")
         return splits
     random = division is not None and (not named or bool({*needed} - {"train"}))
-    division = dataclasses.replace(division or AS_USUAL, group_column=names.group)
     try:
-        splits = divided(splits["train"], division, random)
+        splits = divided(splits["train"], division or AS_USUAL, names.group, random)
     except UserError as error:
         raise UserError(f"{label}: {error}") from error
     if [*splits] == ["train"] and "train" not in needed:

@@ -245,21 +245,15 @@ def _with_text(rows: Dataset, side: str, profile: EncoderProfile) -> np.ndarray:
 
 
 def blank_rows(rows: Dataset, columns: list[str]) -> np.ndarray:
-    """Returns the indices of rows in which all of `columns` are missing, blank or empty lists, int64[n].
-
-    Raises:
-        UserError: a column does not contain text.
-    """
+    """Returns the indices of rows in which all of `columns` are missing, blank or empty lists, int64[n]."""
     blank = np.ones(len(rows), dtype=bool)
     table = rows.select_columns(columns).with_format("arrow")[:]
     for column in columns:
         values = table[column]
         if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
             lengths = pc.list_value_length(values)
-        elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
-            lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
         else:
-            raise UserError(f"column {column!r} contains {values.type}; expected text")
+            lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
         blank &= lengths.fill_null(0).to_numpy() == 0
     return np.flatnonzero(blank)
 

@@ -128,7 +128,8 @@ class CrossEncoderEstimator(ScoresEstimator):
         """
         self.check(split)
         model = self.load()
-        pairs = np.unique(np.concatenate([split.judgments.pairs(), _stored_pairs(split.judgments.negatives)]), axis=0)
+        negatives = np.stack(split.judgments.negatives.nonzero(), axis=1)
+        pairs = np.unique(np.concatenate([split.judgments.pairs(), negatives]), axis=0)
         profile = EncoderProfile()
         queries = list(side_texts(split.queries, "query", profile))
         codes = list(side_texts(split.corpus, "code", profile))
@@ -164,9 +165,3 @@ class CrossEncoderEstimator(ScoresEstimator):
         scores = distributed.gather(torch.cat(found).to(distributed.device())).cpu()
         numbers = np.concatenate([order[process::processes] for process in range(processes)])
         return scores[torch.from_numpy(np.argsort(numbers))].unsqueeze(1)
-
-
-def _stored_pairs(matrix: sparse.csr_matrix) -> np.ndarray:
-    """Returns the (row, column) of every stored entry, even if its value is 0 or NaN, int64[P, 2]."""
-    entries = matrix.tocoo()
-    return np.stack([entries.row, entries.col], axis=1).astype(np.int64)

@@ -117,7 +117,7 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
     # With options that drop rows, unusable rows are not an error yet.
     check = not (arguments.split_urls or arguments.filters or arguments.drop_unusable)
     names = column_names(arguments)
-    division = Division(arguments.group_column, arguments.test_fraction, arguments.split_seed)
+    division = Division(arguments.test_fraction, arguments.split_seed)
     sources = {}
     for name, source in arguments.sources.items():
         sources[name] = read_source(source, names, needed=needed, check=check, one_of_several=True, division=division)
