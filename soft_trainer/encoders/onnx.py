@@ -98,11 +98,12 @@ class OnnxEncoder:
 
     def score(self, queries: Tensor, codes: Tensor) -> Tensor:
         """Scores query embeddings, Tensor[B, d], against code embeddings, Tensor[N, d]. Returns Tensor[B, N]."""
-        # These import torch, as above.
-        from soft_trainer.encoders.encoding import score
-        from soft_trainer.encoders.profiles import EncoderProfile
+        from torch.nn import functional  # as above
 
-        return score(EncoderProfile(**self._profile), queries, codes)
+        if self._profile["score_function"] == "cosine":
+            queries = functional.normalize(queries, dim=-1)
+            codes = functional.normalize(codes, dim=-1)
+        return queries @ codes.T * self._profile["score_scale"]
 
     # ---- Texts to embeddings ----
 
