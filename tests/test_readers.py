@@ -164,8 +164,8 @@ def history(world):
 
 def mined(world, **options):
     arguments = DataArguments(language="python", **options)
-    (splits,) = run_rows.read_sources(arguments).values()
-    return {name: split.to_pairs().to_list() for name, split in splits.items()}
+    folder = run_rows._mined(arguments, "python")
+    return {path.name: codesearchnet.load_jsonl(path)[:] for path in sorted(folder.glob("[tv]*.jsonl.gz"))}
 
 
 # reader -> the parts of `World` that it depends on, besides the rows, the format and the cached files
