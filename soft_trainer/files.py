@@ -67,7 +67,6 @@ TRAINING_FILES = (
     *("training_args.json", "trainer_state.json", TRAINED_ROWS),
 )
 
-READ_AT_ONCE = 2**20  # characters
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 UNREADABLE = (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError)
 
@@ -210,21 +209,16 @@ def open_bytes(path: str | Path) -> IO[bytes]:
     return open(path, "rb")
 
 
-def open_text(path: str | Path, newline: str | None = None) -> TextIO:
-    """Opens a plain or compressed UTF-8 text file for reading. Reading the file can raise any error in UNREADABLE."""
-    return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
-
-
-def check_utf8(path: str | Path) -> None:
-    """Checks that a plain or compressed text file is in UTF-8.
+@contextmanager
+def open_text(path: str | Path, newline: str | None = None) -> Iterator[TextIO]:
+    """Opens a plain or compressed UTF-8 text file for the `with` block to read.
 
     Raises:
-        UserError: a line cannot be decoded, or the file cannot be read. The message gives the first such line.
+        UserError: the file cannot be read, or a line is not in UTF-8. The message gives the first such line.
     """
     try:
-        with open_text(path, newline="") as file:
-            while file.read(READ_AT_ONCE):
-                pass
+        with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline) as file:
+            yield file
     except UnicodeDecodeError:
         raise UserError(_not_utf8(path)) from None
     except UNREADABLE as error:
@@ -250,10 +244,6 @@ def read_json(path: str | Path, kind: type = dict):
             values = _parsed(file.read())
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: not valid JSON ({error})") from error
-    except UNREADABLE as error:
-        if isinstance(error, UnicodeDecodeError):
-            check_utf8(path)  # raises an error with the line
-        raise UserError(f"{path}: cannot be read as JSON in UTF-8 ({error})") from error
     if not isinstance(values, kind):
         raise UserError(f"{path}: expected a {'list' if kind is list else 'mapping'}, not {values!r:.40}")
     return values
@@ -271,40 +261,18 @@ def read_json_lines(path: str | Path, replace: bool = True) -> Iterator[tuple[st
         UserError: the file cannot be read as UTF-8, or a line is not a JSON object. The message gives the file and the
             row.
     """
-    place = path
+    location = path
     try:
         with open_text(path) as lines:
             for number, line in enumerate(lines, 1):
-                place = f"{path}, row {number}"
+                location = f"{path}, row {number}"
                 if line.strip():
                     value = _parsed(line) if replace else json.loads(line)
                     if not isinstance(value, dict):
-                        raise UserError(f"{place}: expected a JSON object, not {type(value).__name__}")
-                    yield place, value
+                        raise UserError(f"{location}: expected a JSON object, not {type(value).__name__}")
+                    yield location, value
     except json.JSONDecodeError as error:
-        raise UserError(f"{place}: not valid JSON ({error})") from None
-    except UNREADABLE as error:
-        if isinstance(error, UnicodeDecodeError):
-            check_utf8(path)  # raises an error with the row
-        raise UserError(f"{path}: cannot be read as JSON lines in UTF-8 ({error})") from None
-
-
-def check_encodable(rows: Iterable[tuple[str, Mapping]]) -> None:
-    """Checks that no text in rows, each with its location, contains a lone surrogate, which UTF-8 cannot store.
-
-    Raises:
-        UserError: a text contains one. The message gives the row and the column.
-    """
-    for place, row in rows:
-        for column, value in row.items():
-            try:
-                json.dumps(value, ensure_ascii=False, default=str).encode()
-            except UnicodeEncodeError as error:
-                half = error.object[error.start]
-                raise UserError(
-                    f"{place}: column {column!r} contains {half!r}, half of a character, which UTF-8 cannot store; "
-                    "replace it, for example by text.encode(errors='replace').decode()"
-                ) from None
+        raise UserError(f"{location}: not valid JSON ({error})") from None
 
 
 def _parsed(text: str):

@@ -89,14 +89,12 @@ def _add(digest, value) -> None:
 
 def plain_settings(settings):
     """Converts settings to values that JSON can represent. Tuples become lists, and other objects become strings."""
-    return json.loads(json.dumps(settings, default=_plain))
 
+    def plain(value):
+        # A set's order varies by process.
+        return sorted(value, key=repr) if isinstance(value, set | frozenset) else str(value)
 
-def _plain(value):
-    """Converts a set to a sorted list, because a set's order varies by process, and any other value to a string."""
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=repr)
-    return str(value)
+    return json.loads(json.dumps(settings, default=plain))
 
 
 def environment() -> dict[str, str]:

@@ -14,8 +14,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from soft_trainer.encoders import adapters
-from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
+from soft_trainer.encoders.adapters import (
+    adapter_state,
+    first_difference,
+    has_adapter,
+    merge_adapter,
+    set_adapter_state,
+)
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.hub_files import public_name, published_name, saved_adapter
 from soft_trainer.encoders.loading import load_config, load_model, load_tokenizer
@@ -88,18 +93,14 @@ def merge_encoders(
         UserError: the ratio is out of range, the folder is not empty, the encoders' weights or tokenizers are not
             compatible, or an adapter has a different base.
     """
-    if isinstance(models, str | Path):
-        models = [models]
-    else:
-        models = list(models)
+    models = [models] if isinstance(models, str | Path) else list(models)
     folder = Path(output_dir)
     ratio = float(ratio)  # JSON cannot represent a scalar of NumPy or torch
     if not 0 <= ratio <= 1:
         raise UserError(f"ratio={ratio:g}: must be between 0 (before training) and 1 (the trained encoder)")
-    taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if not models:
         raise UserError("merge: pass at least one trained encoder")
-    if taken:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"output_dir={folder}: already exists and is not empty; choose a new folder")
     record = _record(base, models, ratio)
     profile = resolve_profile(models[0])
@@ -114,7 +115,7 @@ def merge_encoders(
         if published_name(base) != published_name(own) and Path(base).resolve() != Path(own).resolve():
             raise UserError(f"{models[0]}: the adapter belongs to {own}; pass {own} as the base, not {base}")
         merged = load_model(models[0], profile, trust_remote_code=trust_remote_code)
-        adapters.set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
+        set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
     export_encoder(merged, tokenizer, profile, folder)
     write_model_card(folder, record)
     write_json(folder / RECORD, record | {LISTED: written_files(folder)})
@@ -127,7 +128,7 @@ def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:
     Raises:
         UserError: the adapter is not plain LoRA.
     """
-    state = adapters.adapter_state(model)
+    state = adapter_state(model)
     if not all(re.search(r"\b(lora|lora_embedding)_[AB]\b", name) for name in state):
         raise UserError(f"{ADAPTER_CONFIG}: only plain LoRA can be scaled; merge the adapter first (merge_lora)")
     return {
@@ -147,8 +148,8 @@ def _merged_model(
     loaded = []
     for name in names:
         model = load_model(name, profile, trust_remote_code=trust_remote_code)
-        if adapters.has_adapter(model):
-            model = adapters.merge_adapter(model)
+        if has_adapter(model):
+            model = merge_adapter(model)
         loaded.append((model, load_tokenizer(name, profile, trust_remote_code=trust_remote_code).get_vocab()))
         difference = _difference(loaded[-1], loaded[0])
         if difference:
@@ -165,12 +166,10 @@ def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel,
     first, expected = other
     if type(model) is not type(first):
         return f"it is a {type(model).__name__}, not a {type(first).__name__}"
+    if different := first_difference(model.state_dict(), first.state_dict()):
+        return different
     token = next((token for token, number in vocabulary.items() if expected.get(token) != number), None)
-    if token is None:
-        other_token = None
-    else:
-        other_token = f"its tokenizer numbers {token!r} differently"
-    return adapters.first_difference(model.state_dict(), first.state_dict()) or other_token
+    return None if token is None else f"its tokenizer numbers {token!r} differently"
 
 
 def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dict:
@@ -181,15 +180,9 @@ def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dic
         known = read_json(path)
     sections = ("encoder", "loss", "training", "estimator", "statistics")
     empty = {"base_model": public_name(base), "license": license_of(base), "dataset": None, "languages": []}
-    empty |= {"weights": None}
-    merging = {"ratio": ratio, "base": public_name(base), "models": [public_name(name) for name in models]}
-    fresh = {
-        "format": RECORD_FORMAT,
-        "model_id": None,
-        "results": {},
-        "environment": environment(),
-        "merging": merging,
-    }
+    empty["weights"] = None
+    fresh = {"format": RECORD_FORMAT, "model_id": None, "results": {}, "environment": environment()}
+    fresh["merging"] = {"ratio": ratio, "base": public_name(base), "models": [public_name(name) for name in models]}
     known.pop(DEPENDS_ON, None)  # the merged encoder depends on more than that one run
     return empty | {section: {} for section in sections} | known | fresh
 

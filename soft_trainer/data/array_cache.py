@@ -8,7 +8,6 @@ from pathlib import Path
 
 import datasets
 import numpy as np
-import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from huggingface_hub.constants import HF_HOME
 from torch import Tensor
@@ -52,11 +51,9 @@ def flat(rows: Dataset) -> Dataset:
     kept = {"new_fingerprint": made_from, "load_from_cache_file": False, "desc": "Flattening the indices"}
     tables = rows.with_format("arrow")  # no value is decoded
     with no_bar_for_few(rows):
-        return cached_dataset(made_from, lambda _: tables.map(_unchanged, batched=True, **kept)).with_format(None)
-
-
-def _unchanged(table: pa.Table) -> pa.Table:
-    return table
+        return cached_dataset(made_from, lambda _: tables.map(lambda table: table, batched=True, **kept)).with_format(
+            None
+        )
 
 
 @contextlib.contextmanager
@@ -74,12 +71,8 @@ def no_bar_for_few(rows: Dataset) -> Iterator[None]:
 
 def load_arrays(folder: str | Path | None, key: str) -> dict[str, np.ndarray] | None:
     """Returns the memory-mapped arrays stored under `key`, keyed by name, or None if they are missing or damaged."""
-    files = None
-    if folder is not None:
-        files = kept_files(Path(folder) / f"{key}.json", key)
-    if files is None:
-        return None
-    return {path.name.split(".")[1]: np.load(path, mmap_mode="r") for path in files}
+    files = None if folder is None else kept_files(Path(folder) / f"{key}.json", key)
+    return files and {path.name.split(".")[1]: np.load(path, mmap_mode="r") for path in files}
 
 
 def store_arrays(folder: str | Path, key: str, arrays: Mapping[str, np.ndarray]) -> bool:

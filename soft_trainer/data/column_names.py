@@ -35,11 +35,6 @@ PAIRS = (
 TOKENS_END = "_tokens"  # the end of the names of columns with token lists
 
 
-def may_hold_lists(name: str) -> bool:
-    """Returns True for a column that may list several texts in each row: positives or negatives."""
-    return name in POSITIVES or NEGATIVE.fullmatch(name) is not None
-
-
 def is_list_text(value: str) -> bool:
     """Returns True for the text of a list of strings, as pandas and JSON write it."""
     if not value.startswith(("['", '["')):

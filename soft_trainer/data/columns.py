@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from soft_trainer.data.column_names import (
     SCORES_OF,
     TEXT_ID,
 )
-from soft_trainer.data.tokens import columns_in
+from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest, print_on_main
 
@@ -79,14 +79,14 @@ class Columns:
 
 
 def choose_columns(
-    tables: Mapping[str, Sequence[str]], named: ColumnNames, place: str, quiet: bool = False
+    tables: Mapping[str, Sequence[str]], named: ColumnNames, source: str, quiet: bool = False
 ) -> Columns:
     """Decides which column is what, for all splits of a source, and prints what is read or looks like it.
 
     Args:
         tables: the names of each split's columns.
         named: the columns that the user has set.
-        place: where the rows come from, for messages.
+        source: where the rows come from, for messages.
         quiet: True to print nothing.
 
     Raises:
@@ -94,12 +94,12 @@ def choose_columns(
     """
     names = list(dict.fromkeys(chain.from_iterable(tables.values())))
     for option, name in named.options().items():
-        check_column(names, option, name, place)
+        check_column(names, option, name, source)
     query, code = named.query, named.code
     if query is not None and query == code:
-        raise UserError(f"{place}: query_column and code_column are both {query!r}; set two different columns")
+        raise UserError(f"{source}: query_column and code_column are both {query!r}; set two different columns")
     if not (query or code):
-        query, code = _recognised_pair(tables, place)
+        query, code = _recognised_pair(tables, source)
     codes = (code,) if code else CODES
     usual = "url" in names and bool({*QUERY_COLUMNS} & {*names}) and bool({*CODE_COLUMNS} & {*names})
     negatives = [named.negatives] if named.negatives else [name for name in names if NEGATIVE.fullmatch(name)]
@@ -121,7 +121,7 @@ def choose_columns(
         scores=scores,
     )
     if not quiet:
-        _name_columns(columns, named, names, place)
+        _name_columns(columns, named, names, source)
     return columns
 
 
@@ -172,37 +172,37 @@ def _complete_pairs(names: Collection[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _name_columns(columns: Columns, named: ColumnNames, names: Sequence[str], place: str) -> None:
+def _name_columns(columns: Columns, named: ColumnNames, names: Sequence[str], source: str) -> None:
     """Prints detected columns, and unused ones whose names look like recognised ones, such as `codes`."""
     query, code = columns.query[0], columns.code[0]
     if not (named.query or named.code) and len(columns.query) == len(columns.code) == 1:
-        print_on_main(f"{place}: reading queries from column {query!r} and functions from {code!r}")
+        print_on_main(f"{source}: reading queries from column {query!r} and functions from {code!r}")
     for what, read in (("hard negatives", columns.negatives), ("scores", columns.scores)):
         if read := [name for name in read if name in names]:
-            print_on_main(f"{place}: reading {what} in {', '.join(read)}")
+            print_on_main(f"{source}: reading {what} in {', '.join(read)}")
     used = {*chain.from_iterable(COLUMNS_OF.values()), *columns.query, *columns.code, *columns.negatives, *named}
-    name_unused([name for name in names if not NEGATIVE.fullmatch(name)], {*used, *columns.scores}, place)
-
-
-def name_unused(names: Sequence[str], used: Collection[str], place: str) -> None:
-    """Prints the columns outside `used` whose names look like recognised ones, such as `hard_negatives`."""
+    used |= {*columns.scores}
     unused = []
     for name in names:
         plain = name.lower().rstrip("_0123456789")
-        alike = LOOKS_LIKE.intersection(re.findall("[a-z]+", plain))
-        if name not in used and (alike or difflib.get_close_matches(plain, RECOGNISED, cutoff=0.8)):
+        similar = LOOKS_LIKE.intersection(re.findall("[a-z]+", plain))
+        similar = similar or difflib.get_close_matches(plain, RECOGNISED, cutoff=0.8)
+        if similar and not (name in used or NEGATIVE.fullmatch(name)):
             unused.append(name)
     if unused:
         print_on_main(
-            f"{place}: not using {', '.join(map(repr, unused))}; the recognised columns are {', '.join(RECOGNISED)}"
+            f"{source}: not using {', '.join(map(repr, unused))}; the recognised columns are {', '.join(RECOGNISED)}"
         )
 
 
 # ---- CodeSearchNet's names ----
 
 
-def with_usual_names(rows: Dataset, columns: Columns, place: str) -> Dataset:
+def with_usual_names(rows: Dataset, columns: Columns, source: str) -> tuple[Dataset, dict[str, str]]:
     """Gives the columns of queries, functions and ids CodeSearchNet's names, and drops other columns of these names.
+
+    Returns:
+        The rows, and the original names of renamed columns, such as `{"docstring": "question"}`.
 
     Raises:
         UserError: a row has no id.
@@ -212,60 +212,46 @@ def with_usual_names(rows: Dataset, columns: Columns, place: str) -> Dataset:
     if columns.keeps_url and rows.features.get("url", Value("string")) not in (Value("string"), Value("null")):
         column = "url"  # of numbers
     if column is not None:
-        check_column(rows.column_names, "id_column", column, place)
+        check_column(rows.column_names, "id_column", column, source)
         ids = pd.Series(rows[column][:], dtype=object)
         blank = np.flatnonzero(ids.isna() | (ids.astype(str).str.strip() == ""))
         if len(blank):
-            raise UserError(f"{place}, row {blank[0] + 1}: the id, column {column!r}, is missing or empty")
+            raise UserError(f"{source}, row {blank[0] + 1}: the id, column {column!r}, is missing or empty")
         ids = ids.astype(str).tolist()
-    dropped = {column} if columns.keeps_url else {column, "url"}
-    empty = {name for name in rows.column_names if rows.data.column(name).null_count == len(rows.data)}
-    for chosen in (columns.query, columns.code):
-        present = columns_in(rows, chosen)
-        if empty.issuperset(present):
-            empty.difference_update(present)  # `check_split` names it
-    dropped |= empty
-    renamed = {}
+    dropped = {name for name in rows.column_names if rows.data.column(name).null_count == len(rows.data)}
+    before = {}
     for chosen, targets in ((columns.query, QUERY_COLUMNS), (columns.code, CODES)):
-        if len(chosen) == 1 and chosen[0] in rows.column_names:
+        present = columns_in(rows, chosen)
+        if dropped.issuperset(present):
+            dropped.difference_update(present)  # `check_split` names it
+        if present and len(chosen) == 1:
             # From `original_string`, an encoder with data flow would read another function.
             dropped |= {*targets, *(CODE_COLUMNS if targets == CODES else ())} - {*chosen}
-            renamed[chosen[0]] = targets[isinstance(rows.features[chosen[0]], List)]
-    rows = rows.remove_columns(columns_in(rows, dropped)).rename_columns(
-        {old: new for old, new in renamed.items() if old != new}
-    )
+            before[targets[isinstance(rows.features[chosen[0]], List)]] = chosen[0]
+    dropped |= {column} if columns.keeps_url else {column, "url"}
+    before = {new: old for new, old in before.items() if old != new}
+    rows = rows.remove_columns(columns_in(rows, dropped)).rename_columns({old: new for new, old in before.items()})
+    if column not in (None, "url"):
+        before["url"] = column
     if ids is None and "url" not in rows.column_names and columns_in(rows, CODES):
-        ids = [f"{TEXT_ID}{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in texts_of(rows)]
-    return rows if ids is None else rows.add_column("url", ids)
+        ids = [f"{TEXT_ID}{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows)]
+    return (rows if ids is None else rows.add_column("url", ids)), before
 
 
-def names_before(columns: Columns, tables: Mapping[str, Dataset]) -> dict[str, str]:
-    """Returns the original names of renamed columns, such as `{"docstring": "question"}`."""
-    found = {} if columns.id in (None, "url") else {"url": columns.id}
-    for chosen, targets in ((columns.query, QUERY_COLUMNS), (columns.code, CODES)):
-        if len(chosen) == 1:
-            names = chain.from_iterable(columns_in(rows, targets) for rows in tables.values())
-            found |= {name: chosen[0] for name in names if name != chosen[0]}
-    return found
-
-
-def check_one_code(tables: Mapping[str, Dataset], id_column: str, places: Mapping[str, str]) -> None:
+def check_one_code(tables: Mapping[str, Dataset], id_column: str, sources: Mapping[str, str]) -> None:
     """Raises UserError if two rows have the same id but different functions. The message gives both rows."""
     first: dict[str, tuple[str, str]] = {}
     for split, rows in tables.items():
         if not columns_in(rows, CODES):
             continue
-        for row, (name, text) in enumerate(zip(rows["url"], texts_of(rows), strict=True)):
-            known, other = first.setdefault(name, (text, f"{places[split]}, row {row + 1}"))
+        for row, (name, text) in enumerate(zip(rows["url"], _texts(rows), strict=True)):
+            known, other = first.setdefault(name, (text, f"{sources[split]}, row {row + 1}"))
             if known != text:
                 raise UserError(
-                    f"{places[split]}, row {row + 1}: {id_column} {name!r} belongs to a different function in {other}"
+                    f"{sources[split]}, row {row + 1}: {id_column} {name!r} belongs to a different function in {other}"
                 )
 
 
-def texts_of(rows: Dataset) -> list[Hashable]:
-    """Returns each row's function. Joins tokens. Missing texts are None."""
-    texts = rows[columns_in(rows, CODES)[0]][:]
-    if not any(isinstance(text, list) for text in texts):
-        return texts
-    return [text and " ".join(text) for text in texts]
+def _texts(rows: Dataset) -> Iterator[str]:
+    """Returns each row's function. Joins tokens."""
+    return column_texts(rows, columns_in(rows, CODES)[0])

@@ -34,12 +34,10 @@ class Division:
     """How to divide rows into train, valid and test.
 
     Args:
-        group_column: the column whose values stay within one split. By default, a column with the repository.
         test_fraction: the share of the rows in test, and the share in valid.
         seed: another seed gives another division.
     """
 
-    group_column: str | None = None
     test_fraction: float = HELD_OUT_SHARE
     seed: int = 0
 
@@ -48,7 +46,7 @@ class Division:
             raise UserError(f"test_fraction={self.test_fraction}: expected a number above 0 and below 0.5")
 
 
-def divided(split: Split, division: Division, random: bool = True) -> dict[str, Split]:
+def divided(split: Split, division: Division, group_column: str | None, random: bool) -> dict[str, Split]:
     """Divides pairs into train, valid and test, and prints the size of each.
 
     If the column `partition` contains at least two splits, it decides, unless a column of groups is set. Otherwise,
@@ -57,7 +55,9 @@ def divided(split: Split, division: Division, random: bool = True) -> dict[str, 
     training rows whose id, query or function is in valid or test are dropped.
 
     Args:
-        division: the shares, the seed, and the name of the groups' column.
+        division: the shares and the seed.
+        group_column: the name of the column whose values stay within one split. By default, a column with the
+            repository.
         random: whether to divide pairs without a usable `partition`. If False, all of them become train.
 
     Raises:
@@ -65,7 +65,7 @@ def divided(split: Split, division: Division, random: bool = True) -> dict[str, 
     """
     rows = split.to_pairs()
     named = np.full(len(rows), None, dtype=object)
-    if PARTITION in rows.column_names and division.group_column is None:
+    if PARTITION in rows.column_names and group_column is None:
         named = np.array([SPLIT_NAMES.get(str(value).lower()) for value in rows[PARTITION]], dtype=object)
     reason = f"by {PARTITION}"
     by_partition = len({*DIVIDED} & {*named}) >= 2
@@ -73,7 +73,7 @@ def divided(split: Split, division: Division, random: bool = True) -> dict[str, 
         return {"train": split}
     hashes = row_hashes(rows)
     if not by_partition:
-        named, reason = _divided_at_random(rows, hashes, division)
+        named, reason = _divided_at_random(rows, hashes, division, group_column)
     trains = named == "train"
     for_evaluation = {name: values[(named == "valid") | (named == "test")] for name, values in hashes.items()}
     dropped = trains & equal_rows(hashes, [for_evaluation])
@@ -91,7 +91,9 @@ def divided(split: Split, division: Division, random: bool = True) -> dict[str, 
     return splits | held_out(split, {name: numbers for name, numbers in found.items() if len(numbers)})
 
 
-def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray], division: Division) -> tuple[np.ndarray, str]:
+def _divided_at_random(
+    rows: Dataset, hashes: Mapping[str, np.ndarray], division: Division, group_column: str | None
+) -> tuple[np.ndarray, str]:
     """Assigns rows to train, valid and test at random, keeping groups, repositories or equal rows together.
 
     Args:
@@ -102,11 +104,11 @@ def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray], division
     """
     column = next(iter(columns_in(rows, (GROUP, *REPOSITORIES))), None)
     names = list(map(str, rows[column])) if column else []
-    reason = f"by {division.group_column or column}"
+    reason = f"by {group_column or column}"
     if len(set(names)) < len(DIVIDED):
-        if division.group_column is not None:
+        if group_column is not None:
             raise UserError(
-                f"group_column={division.group_column}: {len(set(names))} groups are too few for train, valid and test"
+                f"group_column={group_column}: {len(set(names))} groups are too few for train, valid and test"
             )
         names = list(map(str, _groups_of_equals(hashes, len(rows))))
         reason = "at random; equal ids, queries and functions stay together"
@@ -145,13 +147,11 @@ def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:
     """
     hashes = {}
     for name in columns_in(rows, COMPARED):
-        hashes[name] = text_ids(" ".join(_composed(text).split()) for text in column_texts(rows, name))
+        # In NFC, equal characters are equal whether or not their accents are separate.
+        hashes[name] = text_ids(
+            " ".join(unicodedata.normalize("NFC", text).split()) for text in column_texts(rows, name)
+        )
     return hashes
-
-
-def _composed(text: str) -> str:
-    """Returns a text in NFC, so that equal characters are equal whether or not their accents are separate."""
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def equal_rows(hashes: Mapping[str, np.ndarray], others: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:

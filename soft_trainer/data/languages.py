@@ -24,12 +24,8 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     Raises:
         UserError: `reader` does not support a language, or a name is empty or repeated.
     """
-    if reader == "mining":
-        known = tuple(SOURCE_LANGUAGES)
-    elif reader == "CodeSearchNet":
-        known = CODESEARCHNET_LANGUAGES
-    else:  # data flow, or filters that remove comments
-        known = tuple(DATA_FLOW_RULES)
+    # Others are data flow, and filters that remove comments.
+    known = {"mining": SOURCE_LANGUAGES, "CodeSearchNet": CODESEARCHNET_LANGUAGES}.get(reader, DATA_FLOW_RULES)
     for name in languages:
         if not name or languages.count(name) > 1:
             raise UserError(f"language={name!r}: list each language once, separated by commas")
@@ -52,19 +48,11 @@ def languages_in(data: Mapping[str, Dataset]) -> list[str]:
     return sorted(counts, key=counts.get, reverse=True)
 
 
-def rows_in(rows: Dataset, language: str) -> Dataset:
-    """Selects the rows whose column `language` equals `language`."""
-    places = np.flatnonzero(np.array(rows["language"][:], dtype=object) == language)
-    if len(places) == len(rows):
-        return rows
-    return rows.select(places)
-
-
-def tables_in(tables: Mapping[str, Dataset], language: str, place: str) -> dict[str, Dataset]:
+def tables_in(tables: Mapping[str, Dataset], language: str, source: str) -> dict[str, Dataset]:
     """Selects the rows in a language from each split's table that has a column `language`.
 
     Args:
-        place: where the rows come from, for messages.
+        source: where the rows come from, for messages.
 
     Raises:
         UserError: a split has no rows in the language.
@@ -73,8 +61,11 @@ def tables_in(tables: Mapping[str, Dataset], language: str, place: str) -> dict[
     for split, rows in tables.items():
         if "language" not in rows.column_names:
             continue
-        selected[split] = rows_in(rows, language)
-        if not selected[split]:
-            others = ", ".join(sorted(set(rows["language"][:]) - {None}))
-            raise UserError(f"{place}: {split} has no rows in {language}, only in {others}; set language")
+        spoken = np.array(rows["language"][:], dtype=object)
+        chosen = np.flatnonzero(spoken == language)
+        if len(chosen) < len(rows):
+            selected[split] = rows.select(chosen)
+        if not len(chosen):
+            others = ", ".join(sorted({*spoken} - {None}))
+            raise UserError(f"{source}: {split} has no rows in {language}, only in {others}; set language")
     return selected

@@ -78,11 +78,11 @@ class Listed:
         return corpus, pairs
 
 
-def read_listed(rows: Dataset, columns: Columns, place: str, check: bool) -> tuple[Dataset, Listed | None]:
+def read_listed(rows: Dataset, columns: Columns, source: str, check: bool) -> tuple[Dataset, Listed | None]:
     """Reads the columns of several positives, of negatives and of scores.
 
     Args:
-        place: where the rows come from, for messages.
+        source: where the rows come from, for messages.
         check: whether a row without a positive is an error.
 
     Returns:
@@ -96,7 +96,7 @@ def read_listed(rows: Dataset, columns: Columns, place: str, check: bool) -> tup
     given = columns_in(rows, columns.scores)
     several = code in POSITIVES and isinstance(rows.features[code], List)
     if code and given == [SCORE, LABEL]:
-        return _labelled_pairs(rows, columns, code, place)
+        return _labelled_pairs(rows, columns, code, source)
     if not (several or negatives):
         return rows, None
     read = {name: rows[name][:] for name in (*([code] if code else ()), *negatives, *given)}
@@ -108,18 +108,18 @@ def read_listed(rows: Dataset, columns: Columns, place: str, check: bool) -> tup
     blank = 0
     for row in range(len(rows)):
         own = (read[code][row] or []) if several else [read[code][row]]
-        others = [*chain.from_iterable(_texts(read[name][row], row, place) for name in negatives)]
+        others = [*chain.from_iterable(_texts(read[name][row], row, source) for name in negatives)]
         values = {name: read[name][row] if name in read else None for name in columns.scores}
-        scores = _scores(values, own, others, place, row)
+        scores = _scores(values, own, others, source, row)
         listed = [(row, *pair) for pair in zip([*own, *others], scores, strict=True)]
         found = [each for each in listed[: len(own)] if not several or has_text(each[1])]
         if check and not found:
-            raise UserError(f"{place}, row {row + 1}: column {code!r} is missing or empty; fill in or drop this row")
+            raise UserError(f"{source}, row {row + 1}: column {code!r} is missing or empty; fill in or drop this row")
         blank += len(own) - len(found)
         positives += found or [(row, None, math.nan)]
         wrong += [each for each in listed[len(own) :] if has_text(each[1])]
     if blank:
-        print_on_main(f"{place}: skipped {blank:,} empty texts in lists of column {code!r}")
+        print_on_main(f"{source}: skipped {blank:,} empty texts in lists of column {code!r}")
     query_of, texts, scores = map(list, zip(*positives, strict=True))
     if several:
         rows = flat(rows.remove_columns(code).select(query_of)).add_column(code, texts, feature=Value("string"))
@@ -133,24 +133,24 @@ def _listed(query_of, negatives: Sequence[str], negative_of, scores) -> Listed:
     )
 
 
-def _labelled_pairs(rows: Dataset, columns: Columns, code: str, place: str) -> tuple[Dataset, Listed]:
+def _labelled_pairs(rows: Dataset, columns: Columns, code: str, source: str) -> tuple[Dataset, Listed]:
     """Reads rows that each have a query, one function, its score, and 1 or 0 in `label`."""
     query = columns_in(rows, columns.query)[0]
     pairs = pd.DataFrame({"query": [*column_texts(rows, query)], "text": [*column_texts(rows, code)]})
     pairs["label"] = pd.to_numeric(pd.Series(rows[LABEL][:]))
-    pairs["score"] = [_number(score, SCORE, place, row) for row, score in enumerate(rows[SCORE][:])]
+    pairs["score"] = [_number(score, SCORE, source, row) for row, score in enumerate(rows[SCORE][:])]
     right = pairs[pairs["label"] == 1].reset_index(names="row")
     wrong = pairs[pairs["label"] == 0]
     for row in wrong.index[~wrong["query"].isin(right["query"])]:
         query = shortened(repr(wrong["query"][row]))
-        raise UserError(f"{place}, row {row + 1}: no function with label 1 for the query {query}")
+        raise UserError(f"{source}, row {row + 1}: no function with label 1 for the query {query}")
     both = right.reset_index(names="number")[["number", "query"]].merge(wrong, on="query")
     rows = rows.remove_columns([SCORE, LABEL]).select(right["row"])
     scores = [*right["score"], *both["score"]]
     return rows, _listed(range(len(right)), both["text"].tolist(), both["number"], scores)
 
 
-def _texts(value, row: int, place: str) -> list[str | None]:
+def _texts(value, row: int, source: str) -> list[str | None]:
     """Converts a value in a column of negatives (None, a text or a list of texts) to a list.
 
     Raises:
@@ -158,19 +158,19 @@ def _texts(value, row: int, place: str) -> list[str | None]:
     """
     if isinstance(value, str) and is_list_text(value):
         raise UserError(
-            f"{place}, row {row + 1}: a column of negatives contains the text of a list; use JSON Lines, or several "
+            f"{source}, row {row + 1}: a column of negatives contains the text of a list; use JSON Lines, or several "
             "columns such as negative_1"
         )
     texts = value if isinstance(value, list) else [value]
     if not all(text is None or isinstance(text, str) for text in texts):
         raise UserError(
-            f"{place}, row {row + 1}: a column of negatives contains {shortened(repr(value))}; expected a function, "
+            f"{source}, row {row + 1}: a column of negatives contains {shortened(repr(value))}; expected a function, "
             "its url or a list of these"
         )
     return texts
 
 
-def _scores(given: Mapping, positives: Sequence, negatives: Sequence, place: str, row: int) -> list[float]:
+def _scores(given: Mapping, positives: Sequence, negatives: Sequence, source: str, row: int) -> list[float]:
     """Returns the score of each positive and then of each negative, or NaN.
 
     Args:
@@ -187,24 +187,24 @@ def _scores(given: Mapping, positives: Sequence, negatives: Sequence, place: str
             scores += [math.nan] * len(texts)
             continue
         values = values if isinstance(values, list) else [values]
-        numbers = [_number(value, name, place, row) for value in values]
+        numbers = [_number(value, name, source, row) for value in values]
         if len(numbers) == sum(map(has_text, texts)):
             known = iter(numbers)
             numbers = [next(known) if has_text(text) else math.nan for text in texts]
         if len(numbers) != len(texts):
-            raise UserError(f"{place}, row {row + 1}: {name} has {len(numbers)} values for {len(texts)} functions")
+            raise UserError(f"{source}, row {row + 1}: {name} has {len(numbers)} values for {len(texts)} functions")
         scores += numbers
     return scores
 
 
-def _number(value, name: str, place: str, row: int) -> float:
+def _number(value, name: str, source: str, row: int) -> float:
     """Converts a score to a number, or to NaN if it is missing. Raises UserError if it is not a finite number."""
     try:
         number = math.nan if value is None else float(value)  # a CSV file has text
     except (TypeError, ValueError):
         number = math.inf
     if math.isinf(number) or isinstance(value, bool):
-        raise UserError(f"{place}, row {row + 1}: {name} contains {shortened(repr(value))}; expected numbers")
+        raise UserError(f"{source}, row {row + 1}: {name} contains {shortened(repr(value))}; expected numbers")
     return number
 
 

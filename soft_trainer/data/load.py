@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
@@ -22,7 +21,6 @@ from soft_trainer.data.columns import (
     check_column,
     check_one_code,
     choose_columns,
-    names_before,
     with_usual_names,
 )
 from soft_trainer.data.holdout import HELD_OUT_SHARE, Division, divided, held_out, without_held_out
@@ -30,7 +28,7 @@ from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.codesearchnet import load_hub
 from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS, check_names
 from soft_trainer.data.layouts.judged import load_judged
-from soft_trainer.data.layouts.tables import file_places, name_skipped, names_splits, read_splits
+from soft_trainer.data.layouts.tables import read_splits
 from soft_trainer.data.listed import read_listed
 from soft_trainer.data.plain_columns import (
     AT_ONCE,
@@ -100,7 +98,7 @@ def load_rows(
             includes the row's number.
     """
     names = ColumnNames(query_column, code_column, id_column, negatives_column, group_column)
-    division = Division(group_column, test_fraction, seed)
+    division = Division(test_fraction, seed)
     origin = {"codebase": codebase, "language": language, "revision": revision}
     if not isinstance(source, Mapping) or source.keys() <= SPLIT_NAMES.keys():
         return read_source(source, names, division=division, **origin)
@@ -135,7 +133,7 @@ def read_source(
         one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
         division: how to divide train. If None, rows without a column `partition` stay train, or become test if train
             is not needed.
-        origin: the codebase, language and revision; see `read_tables`.
+        origin: the codebase, language and revision; see `load_rows`.
     """
     folder = isinstance(source, str | Path) and Path(source).is_dir()
     if folder and (judged := load_judged(Path(source))):
@@ -143,8 +141,7 @@ def read_source(
             if not one_of_several:
                 raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
         return judged
-    found = read_tables(source, **origin)
-    tables = dict(found.rows)
+    tables, label, files, named = read_tables(source, **origin)
     if one_of_several:
         known = set().union(*(rows.column_names for rows in tables.values()))
         names = ColumnNames(*(name if name in known else None for name in names))
@@ -153,90 +150,62 @@ def read_source(
             tables.pop("train", None)
         elif {"train", "codebase"} <= tables.keys() and division is None:
             tables["test"] = tables.pop("train")
-    splits = make_splits(tables, found.place, names, check, found.places)
+    splits = make_splits(tables, label, names, check, files)
     if tables.keys() != {"train"}:
         if names.group is not None:
-            print_on_main(f"{found.place}: not using group_column={names.group}, because the rows are split already")
+            print_on_main(f"{label}: not using group_column={names.group}, because the rows are split already")
         return splits
-    random = division is not None and (not found.named or bool({*needed} - {"train"}))
-    division = dataclasses.replace(division or AS_USUAL, group_column=names.group)
+    random = division is not None and (not named or bool({*needed} - {"train"}))
     try:
-        splits = divided(splits["train"], division, random)
+        splits = divided(splits["train"], division or AS_USUAL, names.group, random)
     except UserError as error:
-        raise UserError(f"{found.place}: {error}") from error
+        raise UserError(f"{label}: {error}") from error
     if [*splits] == ["train"] and "train" not in needed:
         splits = held_out(splits["train"], {"test": np.arange(len(splits["train"].judgments))})
     return splits
 
 
-def _with_groups(rows: Dataset, column: str, place: str) -> Dataset:
-    """Copies the column of groups that the user has set, because it may also be the column of queries or ids.
-
-    Raises:
-        UserError: the column does not exist, or a row has no group.
-    """
-    check_column(rows.column_names, "group_column", column, place)
-    groups = rows[column][:]
-    if None in groups:
-        raise UserError(f"{place}, row {groups.index(None) + 1}: the group, column {column!r}, is missing or empty")
-    return rows.add_column(GROUP, list(map(str, groups)))
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The rows of one source as they stand there, keyed by split.
-
-    Args:
-        place: the source, for messages.
-        places: the files of some splits, for messages.
-        named: whether the source says which rows are which split. Otherwise, all of them are in train.
-    """
-
-    rows: Mapping[str, Dataset]
-    place: str
-    places: Mapping[str, str]
-    named: bool = True
-
-
-def read_tables(source, codebase=None, language: str | None = None, revision: str | None = None) -> Tables:
+def read_tables(
+    source, codebase=None, language: str | None = None, revision: str | None = None
+) -> tuple[dict[str, Dataset], str, dict[str, str], bool]:
     """Reads the tables of a source.
 
     Args:
         codebase, language, revision: see `load_rows`.
 
+    Returns:
+        The rows, keyed by split; the source and the files of some splits, for messages; and whether the source says
+        which rows are which split. Otherwise, all of them are in train.
+
     Raises:
         UserError: the rows cannot be read, or a split has no row in the language.
     """
-    place = "the rows"
-    places = {}
+    label = "the rows"
+    files = {}
     named = True
     hub = isinstance(source, str | Path) and not Path(source).exists()
     if hub:
-        place = str(source)
-        tables = load_hub(place, language, revision)
+        label = str(source)
+        tables = load_hub(label, language, revision)
     elif isinstance(source, str | Path):
-        path = Path(source)
-        place = str(source)
-        tables = read_splits(path)
-        places = file_places(path)
-        named = names_splits(path)
-        name_skipped(path)
+        label = str(source)
+        tables, files, named = read_splits(Path(source))
     elif isinstance(source, Mapping):
         check_names(source)
         tables = {SPLIT_NAMES[name]: as_rows(rows, name) for name, rows in source.items()}
     else:
-        place = "the data frame" if isinstance(source, pd.DataFrame) else place
-        tables = {"train": as_rows(source, place)}
+        label = "the data frame" if isinstance(source, pd.DataFrame) else label
+        tables = {"train": as_rows(source, label)}
     if codebase is not None:
         tables["codebase"] = as_rows(codebase, "codebase")
     if language is not None and not hub:
-        tables = tables_in(tables, language, place)
-    return Tables(tables, place, places, named)
+        tables = tables_in(tables, language, label)
+    return tables, label, files, named
 
 
 def make_splits(
     tables: Mapping[str, Dataset],
-    place: str = "the rows",
+    label: str = "the rows",
     names: ColumnNames = ANY_COLUMNS,
     check: bool = True,
     files: Mapping[str, str] | None = None,
@@ -245,7 +214,7 @@ def make_splits(
 
     Args:
         tables: the rows, keyed by split. The rows of `codebase` are the corpus of all splits except train.
-        place: where the rows come from, for messages.
+        label: what messages call the source.
         names: the column names set by the user.
         check: whether to raise an error for rows without a text or without a relevant function.
         files: the paths of some splits' files, for messages.
@@ -253,23 +222,32 @@ def make_splits(
     Raises:
         UserError: a table is empty, a column is missing or is not text, there is no corpus, or `check_split` fails.
     """
-    places = {name: f"{place}, {name}" for name in tables} | dict(files or {})
+    labels = {name: f"{label}, {name}" for name in tables} | dict(files or {})
     if [*tables] == ["train"] and not files:
-        places["train"] = place
+        labels["train"] = label
     tables = {name: tables[name] for name in SPLITS if name in tables} | dict(tables)
     columns = choose_columns(
-        {name: rows.column_names for name, rows in tables.items()}, names, place, quiet="train" not in tables
+        {name: rows.column_names for name, rows in tables.items()}, names, label, quiet="train" not in tables
     )
     listed = {}
+    called = {}
     for name, rows in tables.items():
-        check_table(rows, name, columns, places[name], "codebase" in tables)
+        check_table(rows, name, columns, labels[name], "codebase" in tables)
         if name == "train" and names.group is not None:
-            rows = _with_groups(rows, names.group, places[name])
-        rows, listed[name] = read_listed(rows, columns, places[name], check)
-        tables[name] = with_usual_names(rows, columns, places[name])
-    called = names_before(columns, tables)
+            # A copy, because the column may also be the one of queries or ids.
+            check_column(rows.column_names, "group_column", names.group, labels[name])
+            groups = rows[names.group][:]
+            if None in groups:
+                number = groups.index(None) + 1
+                raise UserError(
+                    f"{labels[name]}, row {number}: the group, column {names.group!r}, is missing or empty"
+                )
+            rows = rows.add_column(GROUP, list(map(str, groups)))
+        rows, listed[name] = read_listed(rows, columns, labels[name], check)
+        tables[name], before = with_usual_names(rows, columns, labels[name])
+        called |= before
     if columns.id is not None:
-        check_one_code(tables, columns.id, places)
+        check_one_code(tables, columns.id, labels)
     corpus = tables.pop("codebase", None)
     paired = corpus is None  # each row has a query and its code
     if paired and (evaluated := [rows for name, rows in tables.items() if name != "train"]):
@@ -285,14 +263,14 @@ def make_splits(
             split = Split.from_urls(rows, corpus, listed[name])
         splits[name] = split = dataclasses.replace(split, called=called)
         if check:
-            code_place = places[name] if pairs else places["codebase"]
+            code_place = labels[name] if pairs else labels["codebase"]
             rows_as_given = dataclasses.replace(pairs or split, called=called)
-            check_split(rows_as_given, name, files={"query": places[name], "code": code_place})
+            check_split(rows_as_given, name, files={"query": labels[name], "code": code_place})
             if name != "train":
                 split.mark_checked()  # `pairs` has the same rows
-        name_repeated(rows, places[name])
+        name_repeated(rows, labels[name])
     if not splits:
-        raise UserError(f"{place}: no rows of train, valid or test")
+        raise UserError(f"{label}: no rows of train, valid or test")
     return splits
 
 
@@ -391,14 +369,12 @@ def evaluation_splits(
     if isinstance(sets, Mapping):
         if not sets:
             raise UserError(f"{name}: the dict contains no data set")
-        if isinstance(codebase, Mapping):
-            if missing := [key for key in sets if key not in codebase and not isinstance(sets[key], Split)]:
-                raise UserError(f"codebase: no corpus for {missing[0]!r}, only for {', '.join(map(repr, codebase))}")
-            return {
-                key: evaluation_splits(part, codebase.get(key), f"{name}[{key!r}]", names)
-                for key, part in sets.items()
-            }
-        return {key: evaluation_splits(part, codebase, f"{name}[{key!r}]", names) for key, part in sets.items()}
+        corpora = codebase if isinstance(codebase, Mapping) else dict.fromkeys(sets, codebase)
+        if missing := [key for key in sets if key not in corpora and not isinstance(sets[key], Split)]:
+            raise UserError(f"codebase: no corpus for {missing[0]!r}, only for {', '.join(map(repr, corpora))}")
+        return {
+            key: evaluation_splits(part, corpora.get(key), f"{name}[{key!r}]", names) for key, part in sets.items()
+        }
     if isinstance(sets, Split):
         if not sets.checked:
             check_split(sets, name)

@@ -15,7 +15,8 @@ from datasets.arrow_writer import ArrowWriter
 
 from soft_trainer.data.array_cache import no_bar_for_few
 from soft_trainer.data.column_names import LABELS
-from soft_trainer.files import check_encodable, written_aside
+from soft_trainer.errors import UserError
+from soft_trainer.files import written_aside
 from soft_trainer.terminal import print_on_main
 
 AT_ONCE = 10_000  # rows; an Arrow column of strings with 32-bit offsets holds at most 2 GiB
@@ -77,7 +78,7 @@ def _text(value) -> str:
 
 
 def plain_table(
-    columns: Mapping[str, Sequence | pa.ChunkedArray], place: str, dropped: set[str] | None = None, start: int = 1
+    columns: Mapping[str, Sequence | pa.ChunkedArray], source: str, dropped: set[str] | None = None, start: int = 1
 ) -> pa.Table:
     """Makes an Arrow table from columns. A column that cannot be stored is dropped, and its name is printed.
 
@@ -96,32 +97,45 @@ def plain_table(
         try:
             kept[str(name)] = column_of(values)
         except UnicodeEncodeError:
-            check_encodable((f"{place}, row {row}", {name: value}) for row, value in enumerate(values, start))
+            for row, value in enumerate(values, start):
+                _check_encodable(value, f"{source}, row {row}: column {name!r}")
             raise
         except (ValueError, TypeError) as error:
             dropped.add(name)
             reason = " ".join(str(error).split())
-            print_on_main(f"{place}: dropped column {name!r}, which cannot be stored ({reason})")
+            print_on_main(f"{source}: dropped column {name!r}, which cannot be stored ({reason})")
     return pa.table(kept)
 
 
-def tables_of(rows: Iterable[Mapping], place: str, dropped: set[str]) -> Iterator[pa.Table]:
+def _check_encodable(value, cell: str) -> None:
+    """Raises UserError, which begins with `cell`, for a text with a lone surrogate, which UTF-8 cannot store."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise UserError(
+            f"{cell} contains {half!r}, half of a character, which UTF-8 cannot store; replace it, for example by "
+            "text.encode(errors='replace').decode()"
+        ) from None
+
+
+def tables_of(rows: Iterable[Mapping], source: str, dropped: set[str]) -> Iterator[pa.Table]:
     """Makes an Arrow table from every 10,000 rows, which may have different keys."""
     rows = iter(rows)
     start = 1
     while batch := list(itertools.islice(rows, AT_ONCE)):
         names = dict.fromkeys(itertools.chain.from_iterable(batch))
-        yield plain_table({name: [row.get(name) for row in batch] for name in names}, place, dropped, start)
+        yield plain_table({name: [row.get(name) for row in batch] for name in names}, source, dropped, start)
         start += len(batch)
 
 
-def table_of(rows: Iterable[Mapping], place: str) -> pa.Table:
+def table_of(rows: Iterable[Mapping], source: str) -> pa.Table:
     """Makes an Arrow table from rows that may have different keys. A key that a row lacks is None."""
     dropped: set[str] = set()
-    return joined(list(tables_of(rows, place, dropped)), place, dropped)
+    return joined(list(tables_of(rows, source, dropped)), source, dropped)
 
 
-def joined(tables: Sequence[pa.Table], place: str, dropped: Collection[str] = ()) -> pa.Table:
+def joined(tables: Sequence[pa.Table], source: str, dropped: Collection[str] = ()) -> pa.Table:
     """Concatenates tables that may differ in columns, without those in `dropped`. Different types become JSON."""
     tables = [table.drop_columns([name for name in table.column_names if name in dropped]) for table in tables]
     try:
@@ -135,7 +149,7 @@ def joined(tables: Sequence[pa.Table], place: str, dropped: Collection[str] = ()
             columns[name] = pa.concat_tables(parts, promote_options="permissive")[name]
         except pa.ArrowException:
             columns[name] = list(itertools.chain.from_iterable(map(_values, parts)))
-    return plain_table(columns, place)
+    return plain_table(columns, source)
 
 
 def _values(table: pa.Table) -> list:

@@ -82,14 +82,6 @@ class Relevance:
         grades.data[:] = 1  # a function may be relevant through several rows
         return Relevance(grades, self.group)
 
-    def repeated_code(self) -> tuple[int, int] | None:
-        """Returns the first function whose id an earlier function has, and this earlier function, or None."""
-        groups = pd.Series(self.group)
-        repeated = np.flatnonzero(groups.duplicated())
-        if not len(repeated):
-            return None
-        return int(repeated[0]), int(np.argmax(self.group == self.group[repeated[0]]))
-
     def of_texts(
         self, query_texts: np.ndarray, code_texts: np.ndarray, shape: tuple[int, int]
     ) -> tuple[sparse.csr_matrix, sparse.csr_matrix | None]:

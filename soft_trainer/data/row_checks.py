@@ -47,50 +47,33 @@ def check_split(
         UserError: the split is empty, a column is missing, rows have no text, or a query has no relevant function. The
             message gives the file and the row numbers.
     """
-    places = {"query": name, "code": "train" if name == "train" else "codebase"} | (files or {})
+    sources = {"query": name, "code": "train" if name == "train" else "codebase"} | (files or {})
     for side, rows in (("query", split.queries), ("code", split.corpus)):
-        place = places[side]
+        source = sources[side]
         if len(rows) == 0:
-            raise UserError(f"{place}: no rows")
+            raise UserError(f"{source}: no rows")
+        read = COLUMNS_OF[side] if profile is None else getattr(profile, f"{side}_columns")
+        columns = [text_column(rows, read, side)]
         if profile is None:
-            columns = columns_in(rows, COLUMNS_OF[side])
-        else:
-            columns = [text_column(rows, getattr(profile, f"{side}_columns"), side)]
-        if not columns:
-            known = ", ".join(rows.column_names)
-            raise UserError(f"{place}: no column for the {side}: the rows have {known}; set {side}_column")
+            columns = columns_in(rows, read)
         if len(empty := blank_rows(rows, columns)):
             column = split.called.get(columns[0], columns[0])
-            quote = ""
-            if ".csv" in place and _is_long(split, side, empty[0]):
-                quote = f"; row {empty[0] + 1} is unusually long, so look for an unbalanced quote there"
+            quote = "; in an unusually long row, look for an unbalanced quote" if ".csv" in source else ""
             raise UserError(
-                f"{place}, {_listed(empty)}: column {column!r} is missing or empty ({len(empty):,} of "
-                f"{len(rows):,} rows); fill in or drop these rows (in the shell: "
-                f"--drop_unusable true){quote}"
+                f"{source}, {_listed(empty)}: column {column!r} is missing or empty ({len(empty):,} of "
+                f"{len(rows):,} rows); fill in or drop these rows (in the shell: --drop_unusable true){quote}"
             )
     if profile is not None and profile.data_flow_length:
-        place = places["code"]
-        check_language_column(split.corpus, place)
+        source = sources["code"]
+        check_language_column(split.corpus, source)
         if len(empty := blank_rows(split.corpus, ["language"])):
-            raise UserError(f"{place}, {_listed(empty)}: column 'language' is missing or empty")
+            raise UserError(f"{source}, {_listed(empty)}: column 'language' is missing or empty")
     if name != "train":
-        _check_relevant(split, places)
+        _check_relevant(split, sources)
         split.mark_checked()
 
 
-def _is_long(split: Split, side: str, row: int) -> bool:
-    """Returns True if the other text of a query's or a function's row is over ten times as long as the median text."""
-    own = ("query", "code").index(side)
-    pairs = split.judgments.pairs()
-    others = pairs[pairs[:, own] == row, 1 - own]
-    rows = (split.corpus, split.queries)[own]
-    other = ("code", "query")[own]
-    lengths = np.array([len(text) for text in column_texts(rows, columns_in(rows, COLUMNS_OF[other])[0])])
-    return len(others) > 0 and lengths[others].max() > 10 * np.median(lengths)
-
-
-def check_table(rows: Dataset, name: str, columns: Columns, place: str, has_corpus: bool) -> None:
+def check_table(rows: Dataset, name: str, columns: Columns, source: str, has_corpus: bool) -> None:
     """Checks that a split has rows, and that the columns that it needs have the right types and labels.
 
     Args:
@@ -101,22 +84,22 @@ def check_table(rows: Dataset, name: str, columns: Columns, place: str, has_corp
         UserError: there are no rows, a column is missing, or a value is not text. The message gives the first row.
     """
     if not len(rows):
-        raise UserError(f"{place}: no rows")
+        raise UserError(f"{source}: no rows")
     for side in SIDES_OF.get(name, ("query",)) if has_corpus else COLUMNS_OF:
         if columns_in(rows, (*getattr(columns, side), *COLUMNS_OF[side])):
             continue
         known = ", ".join(rows.column_names)
         if side == "code" and name not in ("train", "codebase"):
             raise UserError(
-                f"{place}: these queries have no corpus to rank. The rows have {known}. Set code_column, "
+                f"{source}: these queries have no corpus to rank. The rows have {known}. Set code_column, "
                 "or add a corpus (codebase.jsonl in the folder, or codebase= in Python)"
             )
-        raise UserError(f"{place}: no column for the {side}: the rows have {known}; set {side}_column")
-    _check_labels(rows, columns, place)
-    check_texts(rows, (*columns.query, *columns.code), place)
+        raise UserError(f"{source}: no column for the {side}: the rows have {known}; set {side}_column")
+    _check_labels(rows, columns, source)
+    check_texts(rows, (*columns.query, *columns.code), source)
 
 
-def check_texts(rows: Dataset, columns: Sequence[str], place: str) -> None:
+def check_texts(rows: Dataset, columns: Sequence[str], source: str) -> None:
     """Checks that columns contain texts, or lists of texts if their names say that they may.
 
     Raises:
@@ -127,7 +110,7 @@ def check_texts(rows: Dataset, columns: Sequence[str], place: str) -> None:
         may_list = name.endswith(TOKENS_END) or name in POSITIVES
         if isinstance(feature, List):
             if not may_list:
-                raise UserError(f"{place}: {not_tokens(name)}")
+                raise UserError(f"{source}: {not_tokens(name)}")
             parts = pc.list_flatten(rows.select_columns(name).with_format("arrow")[:][name])
             whole = parts.null_count == 0
             feature = feature.feature
@@ -143,16 +126,10 @@ def check_texts(rows: Dataset, columns: Sequence[str], place: str) -> None:
             parts = value if kind is list else [value]
             if value is not None and not (isinstance(value, kind) and all(isinstance(part, str) for part in parts)):
                 shown = shortened(repr(value))
-                raise UserError(f"{place}, row {row}: column {name!r} contains {shown}; expected text")
+                raise UserError(f"{source}, row {row}: column {name!r} contains {shown}; expected text")
 
 
-def _repeats(rows: Dataset, columns: Columns) -> bool:
-    """Returns True if two rows have the same query."""
-    queries = columns_in(rows, columns.query)
-    return bool(queries) and pd.Series(text_ids(column_texts(rows, queries[0]))).duplicated().any()
-
-
-def _check_labels(rows: Dataset, columns: Columns, place: str) -> None:
+def _check_labels(rows: Dataset, columns: Columns, source: str) -> None:
     """Raises UserError if a column `label` marks a row's code as not relevant to its query (a label below 1)."""
     labelled = columns_in(rows, LABELS)
     if columns.scores == (SCORE, LABEL) and {SCORE, LABEL} <= {*rows.column_names}:
@@ -160,32 +137,35 @@ def _check_labels(rows: Dataset, columns: Columns, place: str) -> None:
     for column in labelled:
         if isinstance(rows.features[column], List):
             raise UserError(
-                f"{place}: column {column!r} contains lists; write each positive with its negatives in columns such "
+                f"{source}: column {column!r} contains lists; write each positive with its negatives in columns such "
                 "as negative_1 (output_format='n-tuple' in sentence-transformers)"
             )
         labels = pd.Series(rows[column][:], dtype=object).astype(str).str.lower().replace({"true": 1, "false": 0})
         wrong = np.flatnonzero(pd.to_numeric(labels, errors="coerce").to_numpy() < 1)
         if len(wrong):
             raise UserError(
-                f"{place}, {_listed(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but every row's "
+                f"{source}, {_listed(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but every row's "
                 f"function counts as relevant to its query; keep only the rows with {column} 1"
             )
     code = columns_in(rows, columns.code)[:1]
     several = bool(code) and isinstance(rows.features[code[0]], List) and not code[0].endswith(TOKENS_END)
-    unlabelled = SCORE in rows.column_names and not (labelled or columns.scores or columns.negatives)
-    if (several and columns.scores == (SCORES,) and not columns.negatives) or (unlabelled and _repeats(rows, columns)):
+    unclear = several and columns.scores == (SCORES,) and not columns.negatives
+    queries = columns_in(rows, columns.query)[:1]
+    if queries and SCORE in rows.column_names and not (labelled or columns.scores or columns.negatives):
+        unclear = pd.Series(text_ids(column_texts(rows, queries[0]))).duplicated().any()
+    if unclear:
         raise UserError(
-            f"{place}: {'scores' if several else 'score'} does not say which functions answer the query; write the "
+            f"{source}: {'scores' if several else 'score'} does not say which functions answer the query; write the "
             "negatives in columns such as negative_1 (output_format='n-tuple' in sentence-transformers), or add a "
             "column label of 1 and 0 beside score"
         )
     if unread := [name for name in columns_in(rows, UNREAD) if name not in columns.scores]:
         print_on_main(
-            f"{place}: ignoring column {unread[0]!r}, because every row's function counts as relevant to its query"
+            f"{source}: ignoring column {unread[0]!r}, because every row's function counts as relevant to its query"
         )
 
 
-def name_repeated(rows: Dataset, place: str) -> None:
+def name_repeated(rows: Dataset, source: str) -> None:
     """Prints how many rows repeat the query and the function of an earlier row. These rows are kept."""
     columns = [columns_in(rows, COLUMNS_OF[side])[:1] for side in COLUMNS_OF]
     if not all(columns):
@@ -193,12 +173,12 @@ def name_repeated(rows: Dataset, place: str) -> None:
     texts = {side: text_ids(column_texts(rows, column)) for side, (column,) in zip(COLUMNS_OF, columns, strict=True)}
     if repeated := int(pd.DataFrame(texts).duplicated().sum()):
         print_on_main(
-            f"{place}: {repeated:,} of {len(rows):,} rows repeat the query and the function of an earlier row; all "
+            f"{source}: {repeated:,} of {len(rows):,} rows repeat the query and the function of an earlier row; all "
             "are kept, also in evaluation sets"
         )
 
 
-def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
+def _check_relevant(split: Split, sources: Mapping[str, str]) -> None:
     """Raises UserError if a query has no relevant function, or an id is missing, repeated or shared by many rows."""
     relevance = split.judgments.stored
     counts = relevance.counts()
@@ -208,23 +188,22 @@ def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
             if "url" not in rows.column_names:
                 if counts.any():  # judgments in Python need no ids
                     continue
-                raise UserError(f"{places[side]}: no column 'url', the id that connects a query with its function")
+                raise UserError(f"{sources[side]}: no column 'url', the id that connects a query with its function")
             if len(empty := blank_rows(rows, ["url"])):
-                raise UserError(f"{places[side]}, {_listed(empty)}: the id, column 'url', is missing or empty")
-        if (repeated := relevance.repeated_code()) is not None:
-            row, earlier = repeated
-            raise UserError(
-                f"{places['code']}, row {row + 1} repeats the url of row {earlier + 1}: {split.corpus['url'][row]}"
-            )
+                raise UserError(f"{sources[side]}, {_listed(empty)}: the id, column 'url', is missing or empty")
+        for row in np.flatnonzero(pd.Series(relevance.group).duplicated()):
+            earlier = np.argmax(relevance.group == relevance.group[row])
+            url = split.corpus["url"][int(row)]
+            raise UserError(f"{sources['code']}, row {row + 1} repeats the url of row {earlier + 1}: {url}")
     missing = np.flatnonzero(counts == 0)
     if len(missing):
         reason = "no relevant function in the corpus"
         if by_ids and "url" in split.queries.column_names:
             reason = f"no function in the corpus has the url, such as {split.queries['url'][int(missing[0])]!r}"
-        raise UserError(f"{places['query']}, {_listed(missing)}: {reason}")
+        raise UserError(f"{sources['query']}, {_listed(missing)}: {reason}")
     if counts.sum() > MOST_RELEVANT * (len(split.queries) + len(split.corpus)):
         raise UserError(
-            f"{places['query']}, row {counts.argmax() + 1} shares its id with {counts.max():,} functions, and so do "
+            f"{sources['query']}, row {counts.argmax() + 1} shares its id with {counts.max():,} functions, and so do "
             "most other rows. Each function needs a unique id"
         )
 
@@ -252,7 +231,7 @@ def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tupl
         return kept, (len(pairs), int((~usable).sum()))
     kept = split if codes.all() else split.select(codes=np.flatnonzero(codes))
     # A query without any relevant function from the start is kept, so that `check_split` reports it.
-    queries &= (kept.judgments.relevant_counts() > 0) | (split.judgments.relevant_counts() == 0)
+    queries &= (kept.judgments.stored.counts() > 0) | (split.judgments.stored.counts() == 0)
     if not queries.all():
         kept = kept.select(queries=np.flatnonzero(queries))
     return kept, (len(queries), int((~queries).sum()))
@@ -266,21 +245,15 @@ def _with_text(rows: Dataset, side: str, profile: EncoderProfile) -> np.ndarray:
 
 
 def blank_rows(rows: Dataset, columns: list[str]) -> np.ndarray:
-    """Returns the indices of rows in which all of `columns` are missing, blank or empty lists, int64[n].
-
-    Raises:
-        UserError: a column does not contain text.
-    """
+    """Returns the indices of rows in which all of `columns` are missing, blank or empty lists, int64[n]."""
     blank = np.ones(len(rows), dtype=bool)
     table = rows.select_columns(columns).with_format("arrow")[:]
     for column in columns:
         values = table[column]
         if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
             lengths = pc.list_value_length(values)
-        elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
-            lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
         else:
-            raise UserError(f"column {column!r} contains {values.type}; expected text")
+            lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
         blank &= lengths.fill_null(0).to_numpy() == 0
     return np.flatnonzero(blank)
 

@@ -57,15 +57,11 @@ class Judgments:
         """The grades of the relevant functions of each query, csr[Q, C]."""
         return self.stored.matrix
 
-    def relevant_counts(self) -> np.ndarray:
-        """Returns the number of relevant functions of each query, int64[Q]."""
-        return self.stored.counts()
-
     def __len__(self) -> int:
         """Returns the number of pairs to train on."""
         if self.examples is not None:
             return len(self.examples)
-        return int(self.relevant_counts().sum())
+        return int(self.stored.counts().sum())
 
     def pairs(self) -> np.ndarray:
         """Returns the (query, code) pairs to train on, int64[P, 2], in the order of the source's rows."""
@@ -94,10 +90,8 @@ class Judgments:
         """Concatenates the judgments of several sources, whose rows do not judge each other."""
         matrices = {}
         for name in ("negatives", "scored"):
-            blocks = [getattr(part, name) for part in parts]
-            if any(block is not None for block in blocks):
-                empty = [sparse.csr_matrix(part.stored.shape, dtype=np.float32) for part in parts]
-                blocks = [other if block is None else block for block, other in zip(blocks, empty, strict=True)]
+            if any(getattr(part, name) is not None for part in parts):
+                blocks = [_or_empty(getattr(part, name), part.stored.shape) for part in parts]
                 matrices[name] = sparse.block_diag(blocks, format="csr")
         examples = []
         start = np.zeros(2, dtype=np.int64)
@@ -117,7 +111,7 @@ class Judgments:
 
     def scores(self) -> sparse.csr_matrix:
         """Returns the scores that came with the rows, of positives and negatives, csr[Q, C]. A score may be 0."""
-        return sparse.csr_matrix(self.stored.shape, dtype=np.float32) if self.scored is None else self.scored
+        return _or_empty(self.scored, self.stored.shape)
 
     def scored_negatives(self) -> int:
         """Returns the number of negatives with a score."""
@@ -129,16 +123,16 @@ class Judgments:
 
     def first_queries(self) -> np.ndarray:
         """Returns the query of each function's first training pair, int64[C], or -1 if a function has no pair."""
-        pairs = self.pairs()
-        first = np.full(self.stored.shape[1], -1, dtype=np.int64)
-        first[pairs[::-1, 1]] = pairs[::-1, 0]  # reversed, because the last assignment to a function wins
-        return first
+        return self._first(0)
 
     def first_codes(self) -> np.ndarray:
         """Returns the code of each query's first training pair, int64[Q], or -1 if a query has no pair."""
-        pairs = self.pairs()
-        first = np.full(self.stored.shape[0], -1, dtype=np.int64)
-        first[pairs[::-1, 0]] = pairs[::-1, 1]
+        return self._first(1)
+
+    def _first(self, side: int) -> np.ndarray:
+        pairs = self.pairs()[::-1]  # reversed, because the last assignment wins
+        first = np.full(self.stored.shape[1 - side], -1, dtype=np.int64)
+        first[pairs[:, 1 - side]] = pairs[:, side]
         return first
 
 
@@ -414,14 +408,14 @@ class RelevantCodes:
             shared = self.of_texts[self.query_texts[queries]] @ self.ids_of_texts[texts].T
             return torch.from_numpy(shared.toarray() > 0)
         answers = np.zeros((len(queries), len(codes)), dtype=bool)
-        answers[self._places(queries, texts, np.argsort(texts, kind="stable"))] = True
+        answers[self._pairs_at(queries, texts, np.argsort(texts, kind="stable"))] = True
         return torch.from_numpy(answers)
 
     def everywhere(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns all relevant pairs of B queries: positions in `queries` and code indices, both int64[pairs]."""
-        return self._places(queries, self.code_texts, self._order)
+        return self._pairs_at(queries, self.code_texts, self._order)
 
-    def _places(self, queries: np.ndarray, texts: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _pairs_at(self, queries: np.ndarray, texts: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the relevant pairs as positions in `queries` and in `texts`. `order` is the argsort of `texts`."""
         right = self.of_texts[self.query_texts[queries]]
         if self.ids_of_texts is not None:
@@ -436,6 +430,10 @@ class RelevantCodes:
     def _order(self) -> np.ndarray:
         """The code indices, sorted by text id."""
         return np.argsort(self.code_texts, kind="stable")
+
+
+def _or_empty(matrix: sparse.csr_matrix | None, shape: tuple[int, int]) -> sparse.csr_matrix:
+    return sparse.csr_matrix(shape, dtype=np.float32) if matrix is None else matrix
 
 
 def _without(rows: Dataset, columns: Sequence[str]) -> Dataset:

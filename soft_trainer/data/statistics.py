@@ -35,8 +35,7 @@ def data_statistics(splits: Mapping[str, Split], profile: EncoderProfile, tokeni
     corpora = {}
     for name, split in splits.items():
         if name == "train":
-            pairs = split.to_pairs()
-            read[name] = {"query": pairs, "code": pairs}
+            read[name] = dict.fromkeys(SIDES, split.to_pairs())
         else:
             read[name] = {"query": split.queries}
             corpora[split.corpus._fingerprint] = (name, split.corpus)

@@ -111,8 +111,9 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
         expected = f"expected {' or '.join(columns)}, or set {side}_column"
         raise UserError(f"no column for the {side}: the rows have {', '.join(dataset.column_names)}; {expected}")
     feature = dataset.features[column]
-    if isinstance(feature, Value) and feature.dtype not in ("string", "large_string", "null"):
-        raise UserError(f"column {column!r} contains {feature.dtype}; expected text for the {side}")
+    kind = dataset.data.schema.field(column).type
+    if not isinstance(feature, List) and kind not in (pa.string(), pa.large_string(), pa.null()):
+        raise UserError(f"column {column!r} contains {kind}; expected text for the {side}")
     if isinstance(feature, List) and not column.endswith(TOKENS_END):
         raise UserError(not_tokens(column))
     return column

@@ -212,8 +212,8 @@ def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Te
         Tensor[B, L, d].
     """
     vectors = word_embeddings(batch["input_ids"])
-    place = torch.arange(vectors.shape[1], device=vectors.device)
-    identified = (batch["node_starts"][:, :, None] <= place) & (place < batch["node_ends"][:, :, None])
+    token = torch.arange(vectors.shape[1], device=vectors.device)
+    identified = (batch["node_starts"][:, :, None] <= token) & (token < batch["node_ends"][:, :, None])
     identified = identified.to(vectors.dtype)
     means = identified @ vectors / identified.sum(-1, keepdim=True).clamp(min=1)
     return torch.where(batch["node_mask"][:, :, None], means, vectors)

@@ -115,13 +115,10 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
         raise UserError(
             "lora_r: the encoder already has an adapter, and training continues from it; omit the LoRA options"
         )
-    dropout = options.lora_dropout
-    if dropout is None:
-        dropout = 0.05
     config = peft.LoraConfig(
         r=options.lora_r,
         lora_alpha=options.lora_alpha or 2 * options.lora_r,
-        lora_dropout=dropout,
+        lora_dropout=0.05 if options.lora_dropout is None else options.lora_dropout,
         target_modules=target_modules(model, options.lora_target_modules),
         task_type="FEATURE_EXTRACTION",
         revision=revision,
@@ -196,22 +193,17 @@ def set_adapter_state(model: PreTrainedModel, weights: Mapping[str, Tensor], sou
     set_peft_model_state_dict(model, weights, active_adapter(model))
 
 
-def _shape(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "missing"
-    return " x ".join(map(str, tensor.shape))
-
-
 def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
     """Describes the first weight with an unexpected shape, for example as "w is 2 x 8, not 4 x 8".
 
     Returns None if all shapes match.
     """
     for name in sorted(weights.keys() | expected.keys()):
-        own = _shape(weights.get(name))
-        other = _shape(expected.get(name))
-        if own != other:
-            return f"{name} is {own}, not {other}"
+        shapes = []
+        for tensors in (weights, expected):
+            shapes.append(" x ".join(map(str, tensors[name].shape)) if name in tensors else "missing")
+        if shapes[0] != shapes[1]:
+            return f"{name} is {shapes[0]}, not {shapes[1]}"
     return None
 
 

@@ -135,8 +135,10 @@ class Block:
 
     def inputs(self, heads: slice, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Returns the block's parts of the queries, keys and values."""
-        places = self.queries, self.keys, self.keys
-        return [self.part(each, place, heads) for each, place in zip((query, key, value), places, strict=True)]
+        positions = self.queries, self.keys, self.keys
+        return [
+            self.part(each, position, heads) for each, position in zip((query, key, value), positions, strict=True)
+        ]
 
     def probabilities(self, query: Tensor, key: Tensor) -> Tensor:
         """Returns the softmax of the scores, Tensor[heads x n, q m, k]."""
@@ -155,12 +157,12 @@ class Layout:
         tokens: LongTensor[P], the packed token at each position, or None if this is the packed order, as for one text.
             Padding repeats a text's first token.
         real: BoolTensor[P], False on padding.
-        places: LongTensor[T], the position of each packed token.
+        positions: LongTensor[T], the position of each packed token.
     """
 
     tokens: Tensor | None
     real: Tensor
-    places: Tensor
+    positions: Tensor
     blocks: Sequence[Block]
 
     def by_head(self, values: Tensor, heads: int) -> Tensor:
@@ -173,7 +175,7 @@ class Layout:
         """Reverses `by_head`."""
         values = values.transpose(0, 1).flatten(1, 2)
         if self.tokens is not None:
-            values = values.index_select(0, self.places)
+            values = values.index_select(0, self.positions)
         return values
 
     def pieces(self, queries: Tensor) -> Iterator[tuple[Block, slice]]:
@@ -207,18 +209,18 @@ def make_layout(borders: Sequence[int], causal: bool, window: int | None, attend
         number = max(LARGEST_GROUP // int(step * STEP) ** 2, 1)
         for texts in np.split(of_step, range(number, len(of_step), number)):
             length = lengths[texts, None]
-            place = np.arange(length.max())
-            real = place < length
-            tokens.append((starts[texts, None] + place * real).reshape(-1))
+            position = np.arange(length.max())
+            real = position < length
+            tokens.append((starts[texts, None] + position * real).reshape(-1))
             reals.append(real.reshape(-1))
-            last = done + real.size - len(place)  # where the last text starts
-            for top in range(0, len(place), ROWS):
-                rows = slice(top, min(top + ROWS, len(place)))
-                columns = slice(max(top - before, 0), min(rows.stop + after, len(place)))
-                apart = place[rows, None] - place[columns]
+            last = done + real.size - len(position)  # where the last text starts
+            for top in range(0, len(position), ROWS):
+                rows = slice(top, min(top + ROWS, len(position)))
+                columns = slice(max(top - before, 0), min(rows.stop + after, len(position)))
+                apart = position[rows, None] - position[columns]
                 seen = real[:, None, columns] & (apart <= before) & (apart >= -after)
                 if attends is not None:
-                    square = squares[texts, None, None] + place[rows, None] * length[..., None] + place[columns]
+                    square = squares[texts, None, None] + position[rows, None] * length[..., None] + position[columns]
                     seen &= attends.take(square, mode="clip")
                 hidden = real[:, rows, None] & ~seen  # padding sees all: a softmax over nothing is NaN
                 first = int(hidden.any((0, 1)).argmax())
@@ -229,14 +231,14 @@ def make_layout(borders: Sequence[int], causal: bool, window: int | None, attend
                 queries = slice(done + top, last + rows.stop)
                 keys = slice(done + columns.start, last + columns.stop)
                 blocks.append(Block(len(texts), queries, keys, bias, first))
-            done = last + len(place)
+            done = last + len(position)
     tokens = torch.from_numpy(np.concatenate(tokens))
     real = torch.from_numpy(np.concatenate(reals))
-    places = torch.empty(borders[-1], dtype=torch.int64)
-    places[tokens[real]] = real.nonzero()[:, 0]
+    positions = torch.empty(borders[-1], dtype=torch.int64)
+    positions[tokens[real]] = real.nonzero()[:, 0]
     if torch.equal(tokens, torch.arange(borders[-1])):
         tokens = None
-    return Layout(tokens, real, places, blocks)
+    return Layout(tokens, real, positions, blocks)
 
 
 layout_of = lru_cache(maxsize=4)(make_layout)  # all layers of a pass have the same, or two if only some have a window

@@ -11,7 +11,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from soft_trainer.encoders.encoding import Encoder, tokenize
 from soft_trainer.encoders.hub_files import reading, repository_file
 from soft_trainer.encoders.packaged import located
-from soft_trainer.encoders.profiles import MODULES_FILE, is_inferred_from_modules
+from soft_trainer.encoders.profiles import MODULES_FILE, is_inferred_from_modules, module_paths
 from soft_trainer.encoders.sentence_transformers_fields import SETTINGS_FILE, TRANSFORMER_FILES, check_fields
 from soft_trainer.encoders.static_encoder import NO_LENGTH
 from soft_trainer.errors import UserError
@@ -140,11 +140,9 @@ def _unknown_fields(name_or_path: str | Path, revision: str | None) -> list[str]
     """Returns the fields of the sentence-transformers files that are in no table, such as "FILE: field=value"."""
     unknown = []
     files = {SETTINGS_FILE: "settings"} | dict.fromkeys(TRANSFORMER_FILES[:1], "Transformer")
-    modules = repository_file(name_or_path, MODULES_FILE, revision)
-    for entry in read_json(modules, list):
-        kind = entry["type"].rsplit(".", 1)[-1]
-        if kind in ("Pooling", "Normalize"):
-            files[f"{entry['path']}/config.json"] = kind
+    for kind, folder in module_paths(name_or_path, revision).items():
+        if kind != "Transformer":
+            files[f"{folder}/config.json"] = kind
     for file, kind in files.items():
         path = repository_file(name_or_path, file, revision)
         if path:

@@ -63,10 +63,7 @@ def distil_static(
     if texts is not None and not Path(texts).exists():
         raise UserError(f"texts={texts}: no such file or folder")
     encoder = load_encoder(model, trust_remote_code=trust_remote_code)
-    if texts is None:
-        words = common_words()
-    else:
-        words = count_words(_lines(Path(texts)))
+    words = common_words() if texts is None else count_words(_lines(Path(texts)))
     static = distilled(encoder, words, dimensions, vocabulary_size, progress=True)
     profile = static.profile.replace(teacher=lasting_name(model), teacher_identity=encoder.fingerprint)
     return export_encoder(static.model, static.tokenizer, profile, output_dir)

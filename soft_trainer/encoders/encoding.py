@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -109,13 +109,13 @@ def pad(
     if isinstance(items[0], dict):
         return pad_graph_features(items, pad_token_id, width)
     lengths = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
-    places = np.arange(lengths.max(initial=width))
-    mask = places < lengths[:, None]
+    positions = np.arange(lengths.max(initial=width))
+    mask = positions < lengths[:, None]
     input_ids = np.full(mask.shape, pad_token_id)
     input_ids[mask] = np.concatenate(items)
     inputs = {"input_ids": input_ids, "attention_mask": mask}
     if np.any(prompt_length):
-        inputs["pooling_mask"] = mask & (places >= np.reshape(prompt_length, (-1, 1)))
+        inputs["pooling_mask"] = mask & (positions >= np.reshape(prompt_length, (-1, 1)))
     return {name: torch.from_numpy(values.astype(np.int64, copy=False)) for name, values in inputs.items()}
 
 
@@ -128,14 +128,21 @@ def padded_width(longest: int, limit: int) -> int:
     return max(min(-(-longest // GPU_STEP) * GPU_STEP, limit), longest)
 
 
-class Collator(Protocol):
+@dataclass(frozen=True)
+class Collator:
     """Turns the tokens of texts into the model inputs of one forward pass. Data workers get a pickled copy.
 
-    Attributes:
-        packs: True if a pass may hold queries together with functions.
+    Args:
+        packs: True to join texts without padding (`pack`), so that a pass may hold queries together with functions. If
+            a text has no token, texts are padded, as the model would need one. False to pad to the longest text.
+        first_position: the position of each text's first token in a packed pass.
+        few_lengths: True to pad to one of a few lengths (`padded_width`), which suits a GPU.
     """
 
-    packs: bool
+    pad_token_id: int = 0
+    packs: bool = False
+    first_position: int = 0
+    few_lengths: bool = False
 
     def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
         """Collates texts.
@@ -146,49 +153,17 @@ class Collator(Protocol):
                 packs.
             limit: the maximum number of tokens in a text.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class PackingCollator:
-    """Joins texts without padding; see `pack`. If a text has no token, pads them, as the model would need one."""
-
-    first_position: int = 0
-    pad_token_id: int = 0
-    packs: ClassVar[bool] = True
-
-    def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
-        """Joins texts."""
-        if not all(map(token_count, items)):
-            return pad(items, self.pad_token_id, prompt_lengths)
-        return pack(items, prompt_lengths, self.first_position)
-
-
-@dataclass(frozen=True)
-class PaddingCollator:
-    """Pads texts to the longest one; see `pad`.
-
-    Args:
-        few_lengths: True to pad to one of a few lengths (`padded_width`), which suits a GPU.
-    """
-
-    pad_token_id: int
-    few_lengths: bool = False
-    packs: ClassVar[bool] = False
-
-    def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
-        """Pads texts."""
-        width = 1
-        if self.few_lengths:
-            width = padded_width(max(map(token_count, items)), limit)
+        lengths = list(map(token_count, items))
+        if self.packs and all(lengths):
+            return pack(items, prompt_lengths, self.first_position)
+        width = padded_width(max(lengths), limit) if self.few_lengths else 1
         return pad(items, self.pad_token_id, prompt_lengths, width)
 
 
 def collator_of(passes: Passes, pad_token_id: int, device: torch.device) -> Collator:
     """Returns the collator for an encoder's passes on a device."""
-    if passes.packed:
-        return PackingCollator(passes.first_position, pad_token_id)
-    return PaddingCollator(pad_token_id, few_lengths=device.type != "cpu")
+    few_lengths = not passes.packed and device.type != "cpu"
+    return Collator(pad_token_id, passes.packed, passes.first_position, few_lengths)
 
 
 # ---- Batches to embeddings ----
@@ -281,7 +256,7 @@ def _encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tens
     """Embeds a batch with all dimensions; see `encode`."""
     plain = getattr(model, "module", model)  # DDP and DeepSpeed wrap the encoder
     if "borders" in inputs:
-        return encode_packed(model, plain, profile, inputs)
+        return _normalized(profile, encode_packed(model, plain, profile, inputs))
     if "node_mask" in inputs:
         # A plain RoBERTa, given the vectors of nodes and a mask of which token attends to which.
         vectors = graph_embeddings(plain.get_input_embeddings(), inputs)
@@ -410,10 +385,7 @@ class Encoder:
         elif language is None:
             raise UserError(f"this encoder reads data flow; pass language, one of {', '.join(DATA_FLOW_LANGUAGES)}")
         else:
-            if isinstance(language, str):
-                languages = [language] * len(codes)
-            else:
-                languages = language
+            languages = [language] * len(codes) if isinstance(language, str) else language
             lengths = profile.code_length, profile.data_flow_length
             pairs = zip(codes, languages, strict=True)
             items = [graph_features(code, of_code, tokenizer, *lengths) for code, of_code in pairs]
@@ -446,11 +418,9 @@ class Encoder:
         """Embeds texts; see `TextEncoder`. Functions in a language without data-flow rules are parsed as Python."""
         if side == "query":
             embeddings = self.encode_queries(texts)
-        elif languages is None:
-            embeddings = self._of_codes.encode_codes(texts)
         else:
-            known = [language if language in DATA_FLOW_LANGUAGES else "python" for language in languages]
-            embeddings = self._of_codes.encode_codes(texts, known)
+            parsed = languages and [name if name in DATA_FLOW_LANGUAGES else "python" for name in languages]
+            embeddings = self._of_codes.encode_codes(texts, parsed)
         return comparable(self.profile, embeddings).float().cpu().numpy()
 
     def _embed(self, items: Sequence, side: str, batch_size: int, progress: bool) -> Tensor:
@@ -558,14 +528,14 @@ def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, pro
     """
     rank, processes = distributed.rank_and_world_size()
     # Equal texts are encoded once. In different batches, rounding would make their embeddings differ and break ties.
-    firsts, places = distinct_rows(tokens)
+    firsts, groups = distinct_rows(tokens)
     # Each batch is dealt out by length, so that all processes encode about the same number of tokens.
     order = np.argsort(-tokens.lengths[firsts], kind="stable")
     parts = batch_slices(encoder, tokens.lengths[firsts][order], side, batch_size, processes)
     batches = [firsts[order[part]][rank::processes] for part in parts]
     gathered = distributed.gather(_embed_batches(encoder, tokens, batches, side, progress))
     numbers = np.concatenate([order[process::processes] for process in range(processes)])
-    rows = np.argsort(numbers)[places]  # `numbers` is a permutation, so sorting inverts it
+    rows = np.argsort(numbers)[groups]  # `numbers` is a permutation, so sorting inverts it
     return gathered[torch.from_numpy(rows).to(gathered.device)]
 
 
@@ -577,7 +547,7 @@ def distinct_rows(tokens) -> tuple[np.ndarray, np.ndarray]:
     """
     known: dict[bytes, int] = {}
     firsts = []
-    places = np.empty(len(tokens), dtype=np.int64)
+    groups = np.empty(len(tokens), dtype=np.int64)
     for row in range(len(tokens)):
         item = tokens[row]
         digest = xxhash.xxh3_128()
@@ -585,8 +555,8 @@ def distinct_rows(tokens) -> tuple[np.ndarray, np.ndarray]:
             values = np.asarray(part)
             digest.update(f"{values.shape} ".encode())
             digest.update(values.tobytes())
-        place = known.setdefault(digest.digest(), len(firsts))
-        if place == len(firsts):
+        group = known.setdefault(digest.digest(), len(firsts))
+        if group == len(firsts):
             firsts.append(row)
-        places[row] = place
-    return np.array(firsts, dtype=np.int64), places
+        groups[row] = group
+    return np.array(firsts, dtype=np.int64), groups

@@ -56,10 +56,10 @@ def export_encoder(
             written = set()
             for path in Path(aside).rglob("*"):
                 if path.is_file():
-                    place = folder / path.relative_to(aside)
-                    place.parent.mkdir(exist_ok=True)
-                    path.replace(place)
-                    written.add(place)
+                    target = folder / path.relative_to(aside)
+                    target.parent.mkdir(exist_ok=True)
+                    path.replace(target)
+                    written.add(target)
         # Otherwise, AutoModel would load an adapter onto weights that an earlier run left in the folder, and
         # SentenceTransformer would load an ONNX export of those weights.
         for pattern in (*WEIGHT_FILES, *ONNX_FILES):

@@ -49,9 +49,7 @@ def published_name(name_or_path: str | Path) -> str:
         return BASE
     name = Path(name_or_path).as_posix()
     snapshot = re.search(r"(?:^|/)models--([^/]+)/snapshots/[^/]+$", name)
-    if snapshot:
-        return snapshot[1].replace("--", "/")
-    return name
+    return snapshot[1].replace("--", "/") if snapshot else name
 
 
 def public_name(name_or_path: str | Path, on_hub: bool = True) -> str:
@@ -105,9 +103,7 @@ def repository_file(
     name_or_path = located(name_or_path)
     if Path(name_or_path).is_dir():
         path = Path(name_or_path, file)
-        if path.is_file():
-            return path
-        return None
+        return path if path.is_file() else None
     name = str(name_or_path)
     with reading(name_or_path, revision):
         try:
@@ -210,11 +206,7 @@ def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str 
 @contextmanager
 def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[None]:
     """Turns an error from reading a folder or repository into a one-line UserError."""
-    if Path(located(name_or_path)).is_dir():
-        source = nullcontext()
-    else:
-        source = hub_or_cache()
-    with source:
+    with nullcontext() if Path(located(name_or_path)).is_dir() else hub_or_cache():
         try:
             yield
         except UserError:

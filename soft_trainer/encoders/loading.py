@@ -31,7 +31,7 @@ from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.encoders.hub_files import reading
 from soft_trainer.encoders.onnx import check_dimensions, open_exported
 from soft_trainer.encoders.packaged import located
-from soft_trainer.encoders.profiles import EncoderProfile, check_encodes, check_lengths, profile_of, resolve_profile
+from soft_trainer.encoders.profiles import EncoderProfile, check_encodes, check_lengths, resolve_profile
 from soft_trainer.encoders.static import StaticModel, exclude_unknown_token, is_static
 from soft_trainer.encoders.static_encoder import is_static_folder
 from soft_trainer.errors import UserError
@@ -101,9 +101,7 @@ def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: boo
     path = hub_files.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
     if path is None or Path(located(name_or_path)).is_dir():
         return None
-    files = ["*.json", "*.txt", "*.model", "*.safetensors"]
-    if with_code:
-        files.append("*.py")
+    files = ["*.json", "*.txt", "*.model", "*.safetensors", *(["*.py"] if with_code else [])]
     with reading(name_or_path, revision):
         folder = snapshot_download(
             str(name_or_path), revision=path.parent.name, allow_patterns=files, ignore_patterns=["*/*"]
@@ -138,66 +136,49 @@ def load_model(
             or sentence-transformers gives other embeddings.
     """
     source = (revision, trust_remote_code)
-    model = _load_model(name_or_path, profile, *source, attn_implementation, dtype)
+    if adapter := hub_files.saved_adapter(name_or_path, revision):
+        import_peft()
+        base, base_revision = adapter
+        with hub_files.reading_base(name_or_path):
+            model = load_model(base, profile, base_revision, trust_remote_code, attn_implementation, dtype)
+        load_adapter(model, name_or_path, revision)
+    else:
+        folder = located(name_or_path)
+        with reading(folder, revision), _without_report_on_spare_weights():
+            config = load_config(name_or_path, revision, trust_remote_code)
+            check_encodes(config.to_dict(), name_or_path)
+            check_lengths(config.to_dict(), profile)
+            if hasattr(config, "use_cache"):
+                config.use_cache = False  # only generation needs the keys and values of every layer
+            number_format = dtype or torch.promote_types(config.dtype or torch.float32, torch.float32)
+            options = pooling_layer(_model_class(config, name_or_path, revision), profile)
+            if attn_implementation:
+                options = options | {"attn_implementation": attn_implementation}
+            model, report = _auto_class(config).from_pretrained(
+                folder,
+                config=config,
+                revision=revision or "main",
+                dtype=number_format,
+                use_safetensors=True,
+                trust_remote_code=bool(trust_remote_code),
+                output_loading_info=True,
+                **options,
+            )
+        model.config._name_or_path = str(name_or_path)  # not the folder of `base`
+        for missing in sorted(report["missing_keys"]):
+            if "position_ids" not in missing and (profile.pooling == "pooler" or "pooler." not in missing):
+                raise UserError(
+                    f"{name_or_path}: the files have no weights for {missing}, which would be random; check the "
+                    "files, or use pooling=mean or cls if these are a pooler's weights"
+                )
     if not compare or distributed.rank_and_world_size()[0] > 0 or not is_comparable(model, name_or_path, revision):
         return model
     inferred = resolve_profile(name_or_path, revision=revision)
     compared = model
     if dtype in ("bfloat16", "float16"):
-        compared = _load_model(name_or_path, inferred, *source)
+        compared = load_model(name_or_path, inferred, *source)
     tokenizer = load_tokenizer(name_or_path, inferred, *source)
     compare_with_folder(Encoder(compared, tokenizer, inferred), name_or_path, *source)
-    return model
-
-
-def _load_model(
-    name_or_path: str | Path,
-    profile: EncoderProfile,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    attn_implementation: str | None = None,
-    dtype: str | None = None,
-) -> PreTrainedModel:
-    """Loads an encoder's weights; see `load_model`."""
-    if adapter := hub_files.saved_adapter(name_or_path, revision):
-        import_peft()
-        base, base_revision = adapter
-        with hub_files.reading_base(name_or_path):
-            model = _load_model(base, profile, base_revision, trust_remote_code, attn_implementation, dtype)
-        load_adapter(model, name_or_path, revision)
-        return model
-    folder = located(name_or_path)
-    with reading(folder, revision), _without_report_on_spare_weights():
-        config = load_config(name_or_path, revision, trust_remote_code)
-        check_encodes(config.to_dict(), name_or_path)
-        check_lengths(config.to_dict(), profile)
-        if hasattr(config, "use_cache"):
-            config.use_cache = False  # only generation needs the keys and values of every layer
-        if dtype is None:
-            number_format = torch.promote_types(config.dtype or torch.float32, torch.float32)
-        else:
-            number_format = getattr(torch, dtype)
-        options = pooling_layer(_model_class(config, name_or_path, revision), profile)
-        if attn_implementation:
-            options = options | {"attn_implementation": attn_implementation}
-        model, report = _auto_class(config).from_pretrained(
-            folder,
-            config=config,
-            revision=revision or "main",
-            dtype=number_format,
-            use_safetensors=True,
-            trust_remote_code=bool(trust_remote_code),
-            output_loading_info=True,
-            **options,
-        )
-    model.config._name_or_path = str(name_or_path)  # not the folder of `base`
-    for missing in sorted(report["missing_keys"]):
-        unread = "position_ids" in missing or (profile.pooling != "pooler" and "pooler." in missing)
-        if not unread:
-            raise UserError(
-                f"{name_or_path}: the files have no weights for {missing}, which would be random; check the files, or "
-                "use pooling=mean or cls if these are a pooler's weights"
-            )
     return model
 
 
@@ -252,9 +233,7 @@ def pooling_layer(model_class: type[PreTrainedModel], profile: EncoderProfile) -
     makes distributed training fail.
     """
     name = "add_pooling_layer"
-    if name in inspect.signature(model_class).parameters:
-        return {name: profile.pooling == "pooler"}
-    return {}
+    return {name: profile.pooling == "pooler"} if name in inspect.signature(model_class).parameters else {}
 
 
 # ---- Models that do not fit their profile ----
@@ -275,12 +254,10 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     if kind is MODEL_MAPPING.get(type(config), None) and _auto_class(config) is AutoModelForTextEncoding:
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)].__name__
         raise UserError(f"model: {kind.__name__} also has a decoder; pass {encoder} instead")
-    no_pooler = profile.pooling == "pooler" and getattr(model, "pooler", None) is None
-    attention = str(getattr(config, "_attn_implementation", ""))
-    no_mask = profile.data_flow_length and "flash" in attention
-    if no_pooler:
+    if profile.pooling == "pooler" and getattr(model, "pooler", None) is None:
         raise UserError(f"pooling=pooler: {kind.__name__} has no pooler; use cls, mean or last_token")
-    if no_mask:
+    attention = str(getattr(config, "_attn_implementation", ""))
+    if profile.data_flow_length and "flash" in attention:
         raise UserError(f"attn_implementation={attention}: does not support the mask for data flow; use sdpa or eager")
 
 
@@ -374,11 +351,9 @@ def convert_to_lower_case(tokenizer: PreTrainedTokenizerBase) -> None:
     if not tokenizer.is_fast:
         raise UserError(f"{tokenizer.name_or_path}: do_lower_case needs a tokenizer with a tokenizer.json")
     backend = tokenizer.backend_tokenizer
-    following = []
+    following = list(filter(None, [backend.normalizer]))
     if isinstance(backend.normalizer, normalizers.Sequence):
         following = list(backend.normalizer)
-    elif backend.normalizer is not None:
-        following = [backend.normalizer]
     if not any(isinstance(each, normalizers.Lowercase) for each in following):
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *following])
 
@@ -439,4 +414,7 @@ def given_encoder(
             f"{type(model).__name__}"
         )
     model = plain_encoder(model)
-    return model, tokenizer, (profile or profile_of(model)).changed(changes)
+    if profile is None:
+        name = model.config._name_or_path
+        profile = resolve_profile(name) if name else profiles.PROFILES["auto"]
+    return model, tokenizer, profile.changed(changes)

@@ -78,9 +78,7 @@ class OnnxEncoder:
     def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
         """Embeds texts; see `TextEncoder`."""
         embeddings = self._embed(texts, side)
-        if self._profile["score_function"] == "cosine":
-            return normalized(embeddings)
-        return embeddings
+        return normalized(embeddings) if self._profile["score_function"] == "cosine" else embeddings
 
     # ---- The methods of `load_encoder(..., backend="onnx")` ----
 
@@ -168,9 +166,7 @@ def lighter(encoder: OnnxEncoder, texts: Sequence[str]) -> tuple[OnnxEncoder, fl
     small = OnnxEncoder(encoder.folder, encoder.truncate_dim, int8=True)
     cosines = normalized(small.encode(texts, "code")) * normalized(encoder.encode(texts, "code"))
     cosine = float(cosines.sum(1).mean())
-    if cosine >= LEAST_COSINE:
-        return small, cosine
-    return encoder, cosine
+    return (small if cosine >= LEAST_COSINE else encoder), cosine
 
 
 def open_exported(folder: Path, truncate_dim: int | None = None, int8: bool = False) -> OnnxEncoder:
@@ -180,11 +176,8 @@ def open_exported(folder: Path, truncate_dim: int | None = None, int8: bool = Fa
         UserError: the folder has no export, the encoder has changed since the export, or the extra `onnx` is missing.
     """
     export = folder / FOLDER
-    file = FLOAT_FILE
-    remedy = f"`soft-trainer export {folder}` writes it"
-    if int8:
-        file = INT8_FILE
-        remedy = f"`soft-trainer export {folder} --int8` writes it"
+    file, option = (INT8_FILE, " --int8") if int8 else (FLOAT_FILE, "")
+    remedy = f"`soft-trainer export {folder}{option}` writes it"
     if not (export / file).is_file() or not (export / SETTINGS).is_file():
         raise UserError(f"{folder}: no such export in {FOLDER}/; {remedy}")
     if not has_onnxruntime():

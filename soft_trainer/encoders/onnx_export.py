@@ -67,10 +67,7 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
     if there and there != encoder_file_hashes(config.parent):
         raise UserError(f"output_dir={folder}: the folder has an encoder other than {model}; set another output_dir")
     with reporting_disk_errors(folder):
-        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
-            written = write_onnx(encoder, config.parent, Path(aside), int8)
-            files = [path.replace(folder / FOLDER / path.name) for path in written]
+        files = write_onnx(encoder, config.parent, folder / FOLDER, int8)
         # The 8-bit weights of an earlier export belong to other float weights.
         for pattern in ONNX_FILES:
             for path in {*folder.glob(pattern)} - {*files}:
@@ -92,7 +89,7 @@ def check_exportable(encoder: Encoder, name: str) -> None:
 
 
 def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Path]:
-    """Writes an encoder's ONNX export to a folder, and checks the embeddings. Returns the paths of the ONNX models.
+    """Writes an encoder's ONNX export to a folder after checking its embeddings. Returns the paths of the files.
 
     Args:
         source: the folder with the encoder's files. The export records the hashes of these files.
@@ -100,6 +97,13 @@ def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list
     Raises:
         UserError: the model cannot be exported, or the embeddings differ by more than `TOLERANCE`.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
+        return [path.replace(folder / path.name) for path in _export(encoder, source, Path(aside), int8)]
+
+
+def _export(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Path]:
+    """Writes the files of `write_onnx` to an empty folder."""
     path = folder / FLOAT_FILE
     wrapped = _Transformer(encoder.model, encoder.profile).eval()
     example = encoder.tokenizer(["sort a list", "x"], padding=True, return_tensors="pt")

@@ -48,8 +48,8 @@ def _expanded() -> Path:
         return folder
     try:
         EXPANDED.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=EXPANDED) as place:
-            aside = Path(place) / BASE
+        with tempfile.TemporaryDirectory(dir=EXPANDED) as temporary:
+            aside = Path(temporary) / BASE
             shutil.copytree(PACKAGED, aside)
             tensors = load_file(aside / WEIGHTS)
             scales = tensors.pop(SCALES)

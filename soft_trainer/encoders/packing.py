@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from soft_trainer.dataflow.inputs import packed_graphs, packed_node_embeddings
 from soft_trainer.encoders.pooling import POOLINGS, PackedStates
@@ -96,7 +95,7 @@ def first_position(model: nn.Module) -> int:
 
 
 def encode_packed(model: nn.Module, plain: nn.Module, profile: EncoderProfile, inputs: Mapping) -> Tensor:
-    """Embeds the n texts that `pack` joined. Returns Tensor[n, d] in float32 or higher.
+    """Pools the n texts that `pack` joined, without normalisation. Returns Tensor[n, d].
 
     Args:
         model: the encoder, perhaps wrapped by DDP.
@@ -129,8 +128,4 @@ def encode_packed(model: nn.Module, plain: nn.Module, profile: EncoderProfile, i
         max_length_k=longest,
     )
     states = PackedStates(outputs.last_hidden_state.squeeze(0), borders, inputs["pooled_from"])
-    embeddings = POOLINGS[profile.pooling].packed(plain, states)
-    embeddings = embeddings.to(torch.promote_types(states.vectors.dtype, torch.float32))
-    if profile.normalize:
-        return F.normalize(embeddings, dim=-1)
-    return embeddings
+    return POOLINGS[profile.pooling].packed(plain, states)

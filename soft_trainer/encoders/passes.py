@@ -89,18 +89,14 @@ def _why_padded(model: PreTrainedModel, profile: EncoderProfile, device: torch.d
     if device.type == "cuda":
         if precision not in HALF:
             return f"precision {precision}; packing needs bf16 or fp16"
-        if "flash" not in implementation and (reason := _kernel_error(_head_size(config), device)):
+        if "flash" not in implementation and (reason := _kernel_error(config, device)):
             return reason
     return difference(model, profile) or difference_on(device, model, profile, precision)
 
 
-def _head_size(config) -> int:
-    """Returns the size of an attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-def _kernel_error(head_size: int, device: torch.device) -> str | None:
+def _kernel_error(config, device: torch.device) -> str | None:
     """Runs torch's flash kernel once, forward and backward. Returns why it does not work on this device, or None."""
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if head_size % 8 or head_size > LARGEST_HEAD:
         return f"attention heads of size {head_size}; packing needs a multiple of 8, at most {LARGEST_HEAD}"
     borders = torch.tensor([0, 3, 8], dtype=torch.int32, device=device)
@@ -133,16 +129,12 @@ def difference(model: PreTrainedModel, profile: EncoderProfile) -> str | None:
     if "flash" in twin.config._attn_implementation:
         twin.set_attn_implementation("sdpa")
     items = _texts(twin.config, profile)
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with torch.autocast("cpu", enabled=False):
         try:
-            expected = encode(twin, profile, pad(items, _pad_token_id(twin)))
-            twin.set_attn_implementation(PACKED)
-            found = encode(twin, profile, pack(items, first=first_position(twin)))
+            differs = _differs(twin, profile, items, TOLERANCE)
         except Exception as error:  # quantized weights, for example, do not run on a CPU; padded passes work
             return f"{name} cannot be packed: {(str(error) or type(error).__name__).splitlines()[0]}"
-    if _close(found, expected, TOLERANCE):
-        return None
-    return f"{name} gives other embeddings when packed"
+    return f"{name} gives other embeddings when packed" if differs else None
 
 
 def difference_on(device: torch.device, model: PreTrainedModel, profile: EncoderProfile, precision: str) -> str | None:
@@ -156,26 +148,22 @@ def difference_on(device: torch.device, model: PreTrainedModel, profile: Encoder
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), torch.autocast("cuda", HALF[precision]):
-            with running(model, packed=False):
-                expected = encode(model, profile, moved(pad(items, _pad_token_id(model)), device))
-            with running(model, packed=True):
-                found = encode(model, profile, moved(pack(items, first=first_position(model)), device))
+        with torch.autocast("cuda", HALF[precision]):
+            differs = _differs(model, profile, items, TOLERANCE_IN_HALF)
     finally:
         model.train(training)
-    if _close(found, expected, TOLERANCE_IN_HALF):
-        return None
-    return f"{type(model).__name__} gives other embeddings when packed on {device.type}"
+    return f"{type(model).__name__} gives other embeddings when packed on {device.type}" if differs else None
 
 
-def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    """Returns True if two arrays of embeddings differ by at most a relative tolerance."""
-    return found.shape == expected.shape and bool((found - expected).norm() <= tolerance * expected.norm())
-
-
-def _pad_token_id(model: PreTrainedModel) -> int:
-    """Returns the id of the padding, or 0 if the model has none."""
-    return getattr(model.config, "pad_token_id", None) or 0
+@torch.no_grad()
+def _differs(model: PreTrainedModel, profile: EncoderProfile, items: list, tolerance: float) -> bool:
+    """Returns True if packed and padded embeddings of the same texts differ by more than a relative tolerance."""
+    padding = getattr(model.config, "pad_token_id", None) or 0
+    with running(model, packed=False):
+        expected = encode(model, profile, moved(pad(items, padding), model.device))
+    with running(model, packed=True):
+        found = encode(model, profile, moved(pack(items, first=first_position(model)), model.device))
+    return found.shape != expected.shape or not (found - expected).norm() <= tolerance * expected.norm()
 
 
 def _in_float32(part: Tensor) -> Tensor:
@@ -201,14 +189,9 @@ def _texts(config, profile: EncoderProfile) -> list:
         ids = draw.integers(config.vocab_size, size=next(lengths))
         ids[1 : 1 + len(special)] = special[: len(ids) - 1]  # RoBERTa, for example, counts no position for padding
         texts.append(ids)
-    if profile.data_flow_length:
-        return [_with_nodes(ids, config.pad_token_id + 1) for ids in texts]
-    return texts
-
-
-def _with_nodes(ids: np.ndarray, first: int) -> dict:
-    """Returns features with data flow (see `graph_features`) whose last two ids are nodes of the first two tokens."""
-    codes = len(ids) - 2
-    positions = [*range(first, first + codes), 0, 0]
-    edges = {"edge_targets": [1], "edge_sources": [0]}
-    return {"input_ids": ids, "position_ids": positions, "node_starts": [0, 1], "node_ends": [1, 2]} | edges
+    if not profile.data_flow_length:
+        return texts
+    # See `graph_features`: the last two ids are nodes of the first two tokens.
+    first = config.pad_token_id + 1
+    graph = {"node_starts": [0, 1], "node_ends": [1, 2], "edge_targets": [1], "edge_sources": [0]}
+    return [{"input_ids": ids, "position_ids": [*range(first, first + len(ids) - 2), 0, 0]} | graph for ids in texts]

@@ -88,12 +88,8 @@ class EncoderProfile:
             raise UserError(f"score_scale={self.score_scale}: must be above 0 and finite")
         if self.include_prompt:
             return
-        reader = None
-        if self.data_flow_length:
-            reader = "data flow"
-        elif self.pooling == "pooler":
-            reader = "the model's pooler"
-        if reader:
+        if self.data_flow_length or self.pooling == "pooler":
+            reader = "data flow" if self.data_flow_length else "the model's pooler"
             raise UserError(f"include_prompt=False: {reader} always includes the prompt; use pooling mean or cls")
 
     @property
@@ -117,10 +113,9 @@ class EncoderProfile:
         if code and self.data_flow_length:
             raise UserError(f"code_prompt={code!r}: an encoder that reads data flow cannot use a prompt for functions")
         changes = {}
-        if query is not None:
-            changes["query_prefix"] = _HEAD.match(self.query_prefix)[0] + query
-        if code is not None:
-            changes["code_prefix"] = _HEAD.match(self.code_prefix)[0] + code
+        for name, prompt in (("query_prefix", query), ("code_prefix", code)):
+            if prompt is not None:
+                changes[name] = _HEAD.match(getattr(self, name))[0] + prompt
         return self.replace(**changes)
 
     def replace(self, **changes) -> EncoderProfile:
@@ -231,14 +226,6 @@ _POOLING_NAMES = {pooling.mode: name for name, pooling in POOLINGS.items() if po
 _POOLING_NAMES |= {pooling.key: name for name, pooling in POOLINGS.items() if pooling.key}
 
 
-def profile_of(model) -> EncoderProfile:
-    """Returns a loaded model's profile, based on the folder or repository that the model came from."""
-    name = model.config._name_or_path
-    if name:
-        return resolve_profile(name)
-    return PROFILES["auto"]
-
-
 def resolve_profile(name_or_path: str | Path, name: str | None = None, revision: str | None = None) -> EncoderProfile:
     """Returns the profile called `name` or, by default, the profile of the encoder at `name_or_path`.
 
@@ -293,17 +280,22 @@ def saved_truncate_dim(name_or_path: str | Path, revision: str | None = None) ->
     return value
 
 
+def module_paths(name_or_path: str | Path, revision: str | None) -> dict[str, str]:
+    """Returns the folder of each sentence-transformers module, keyed by its kind, such as "Pooling"."""
+    modules = read_json(repository_file(name_or_path, MODULES_FILE, revision), list)
+    paths = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in modules}
+    paths.pop("Dropout", None)  # only sentence-transformers' training uses it
+    return paths
+
+
 def _sentence_transformers_profile(name_or_path: str | Path, revision: str | None) -> EncoderProfile:
     """Converts an encoder's sentence-transformers files to a profile."""
 
-    def read(file: str, kind: type = dict):
+    def read(file: str):
         path = repository_file(name_or_path, file, revision)
-        if path:
-            return read_json(path, kind)
-        return {}
+        return read_json(path) if path else {}
 
-    modules = {entry["type"].rsplit(".", 1)[-1]: entry["path"] for entry in read(MODULES_FILE, list)}
-    modules.pop("Dropout", None)  # only sentence-transformers' training uses it
+    modules = module_paths(name_or_path, revision)
     transformer_file = next((file for file in TRANSFORMER_FILES if read(file)), TRANSFORMER_FILES[0])
     transformer = read(transformer_file)
     settings = read(SETTINGS_FILE)
@@ -315,7 +307,10 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         pooling_config = read(file)
         if not pooling_config:
             raise UserError(f"{name_or_path}: modules.json lists a pooling module, but {file} is missing or empty")
-        pooling = _pooling_of(pooling_config)
+        used = [key for key, value in pooling_config.items() if key.startswith("pooling_mode") and value]
+        modes = pooling_config.get("pooling_mode") or used
+        modes = [modes] if isinstance(modes, str) else modes
+        pooling = "+".join(_POOLING_NAMES.get(mode, mode) for mode in modes) or "mean"  # "cls+mean" for two modes
     output = (transformer.get("modality_config") or {}).get("text", {}).get("method_output_name", "last_hidden_state")
     similarity = settings.get("similarity_fn_name") or "cosine"
     if (
@@ -379,15 +374,6 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         )
     except UserError as error:
         raise UserError(f"{name_or_path}: in its sentence-transformers files, {error}") from error
-
-
-def _pooling_of(config: Mapping) -> str:
-    """Returns the pooling in a sentence-transformers configuration, such as "mean", or "cls+mean" for two modes."""
-    used = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
-    modes = config.get("pooling_mode") or used
-    if isinstance(modes, str):
-        modes = [modes]
-    return "+".join(_POOLING_NAMES.get(mode, mode) for mode in modes) or "mean"
 
 
 # ---- The number of tokens that a model reads ----

@@ -33,10 +33,7 @@ def parse_size(from_scratch: str) -> tuple[int, int]:
         UserError: the format is wrong, or the hidden size is not a multiple of 32, the size of one head.
     """
     match = re.fullmatch(r"(\d+)x(\d+)", from_scratch)
-    if match:
-        hidden, layers = map(int, match.groups())
-    else:
-        hidden, layers = (0, 0)
+    hidden, layers = map(int, match.groups()) if match else (0, 0)
     if not hidden or hidden % 32:
         raise UserError(
             f"from_scratch={from_scratch!r}: expected HIDDENxLAYERS, such as 256x4, where HIDDEN is a multiple of 32"
@@ -63,11 +60,8 @@ def train_tokenizer(
     special = _special_tokens(profile)
     bpe.train_from_iterator(texts, vocab_size=vocabulary_size, special_tokens=special, show_progress=False)
     tokenizer = bpe._tokenizer
-    if ends:
-        start, end = ((SPECIAL[name], tokenizer.token_to_id(SPECIAL[name])) for name in ("bos", "eos"))
-        tokenizer.post_processor = RobertaProcessing(end, start)
-    else:
-        tokenizer.post_processor = None
+    start, end = ((SPECIAL[name], tokenizer.token_to_id(SPECIAL[name])) for name in ("bos", "eos"))
+    tokenizer.post_processor = RobertaProcessing(end, start) if ends else None
     return _wrapped(tokenizer, profile)
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.encoders.onnx import check_dimensions, normalized
+from soft_trainer.encoders.onnx import TOKENIZER, check_dimensions, normalized
 from soft_trainer.encoders.sentence_transformers_fields import SETTINGS_FILE
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, cache_dir, read_json
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
 
 WEIGHTS = "model.safetensors"
-TOKENIZER = "tokenizer.json"
 CONFIG = "config.json"
 VECTORS = "word_embedding.weight"  # the name of the tensor
 PROBE = "def parseURL(self, *xs):\n\treturn [x_1 for x in xs]  # größer 'a  b'\n"
@@ -52,9 +51,7 @@ def is_static_folder(folder: Path) -> bool:
 def _truncate_dim(folder: Path) -> int:
     """Returns the number of leading dimensions to keep that an encoder's files give, or 0."""
     settings = folder / SETTINGS_FILE
-    if not settings.is_file():
-        return 0
-    return read_json(settings).get("truncate_dim") or 0
+    return (settings.is_file() and read_json(settings).get("truncate_dim")) or 0
 
 
 class StaticEncoder:
@@ -142,10 +139,8 @@ class StaticEncoder:
         new = sorted(word for word in words if word not in self._ids)
         for text in filter(self._added.search, new):
             self._ids[text] = self._tokenizer.encode(text).ids
-        self._add([word for word in new if word not in self._ids])
-
-    def _add(self, words: list[str]) -> None:
-        """Tokenizes words and caches their ids. A single call is five times as fast as one call per word."""
+        words = [word for word in new if word not in self._ids]
+        # A single call is five times as fast as one call per word.
         encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
         starts = np.fromiter(map(itemgetter(0), encoding.offsets), np.int64, len(encoding.ids))
         ends = np.cumsum([len(word) + 1 for word in words])

@@ -6,7 +6,6 @@ is exported once. The export is kept in the user's cache under a hash of the enc
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,12 +69,8 @@ def open_encoder(
     if light and folder and (_export_of(folder) / SETTINGS).is_file():
         return OnnxEncoder(_export_of(folder), truncate_dim, int8)
     encoder = _by_torch(name, truncate_dim)
-    exported = None
-    if light:
-        exported = _export(encoder, str(name))
-    if exported:
-        return OnnxEncoder(exported, truncate_dim, int8)
-    return encoder
+    exported = _export(encoder, str(name)) if light else None
+    return OnnxEncoder(exported, truncate_dim, int8) if exported else encoder
 
 
 def local_folder(name: str | Path) -> Path | None:
@@ -89,9 +84,7 @@ def local_folder(name: str | Path) -> Path | None:
         cached = try_to_load_from_cache(str(name), "config.json")
     except errors.HFValidationError:
         return None
-    if isinstance(cached, str):
-        return Path(cached).parent
-    return None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _by_torch(name: str | Path, truncate_dim: int | None) -> TextEncoder:
@@ -132,12 +125,9 @@ def _export(encoder, name: str) -> Path | None:
     print_on_main(f"{name}: exporting to ONNX (only once)")
     encoder = replace(encoder, truncate_dim=None, profile=resolve_profile(source))  # serves every truncate_dim
     folder = _export_of(source)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         check_exportable(encoder, name)
-        with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
-            for path in write_onnx(encoder, source, Path(aside), int8=True):
-                path.replace(folder / path.name)
+        write_onnx(encoder, source, folder, int8=True)
     except UserError as error:
         print_on_main(f"running without ONNX: {error}")
         return None

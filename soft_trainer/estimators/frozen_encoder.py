@@ -33,11 +33,7 @@ def frozen_precision(device: torch.device) -> str:
     """
     if computes_bf16(device):
         return "bf16"
-    if device.type == "cuda":
-        return "fp16"
-    if device.type == "cpu":
-        return "float32"
-    return "bf16"
+    return {"cuda": "fp16", "cpu": "float32"}.get(device.type, "bf16")
 
 
 class EncodedRowsEstimator(NeighbourEstimator):
@@ -140,13 +136,9 @@ class EncodedRowsEstimator(NeighbourEstimator):
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the scores of C functions for Q queries, Tensor[Q, C] in float32. Raises UserError before `fit`."""
         check_fitted(self, "_queries")
-        return self._scores(self._queries[as_array(query_rows)], self._codes[self._code_values.rows(code_rows)])
-
-    def _scores(self, rows: np.ndarray, columns: np.ndarray) -> Tensor:
-        """Computes the scaled dot products of two arrays of embeddings, [Q, d] and [C, d], as Tensor[Q, C]."""
-        left = torch.from_numpy(np.asarray(rows, dtype=np.float32))
-        right = torch.from_numpy(np.asarray(columns, dtype=np.float32))
-        return left @ right.T * self._scale
+        sides = self._queries[as_array(query_rows)], self._codes[self._code_values.rows(code_rows)]
+        queries, codes = (torch.from_numpy(np.asarray(side, dtype=np.float32)) for side in sides)
+        return queries @ codes.T * self._scale
 
     def neighbours(
         self, k: int, excluded: Excluded, codes: np.ndarray | None = None, progress: str | None = None
@@ -240,9 +232,7 @@ class InitialModelEstimator(TrainedModelEstimator):
     @property
     def score_scale(self) -> float:
         """The factor by which the encoder multiplies its scores, or 1 if no encoder is bound yet."""
-        if self._encoder:
-            return self._encoder.profile.score_scale
-        return 1.0
+        return self._encoder.profile.score_scale if self._encoder else 1.0
 
     def bind(self, encoder: Encoder) -> None:
         """Receives the trainer's encoder."""

@@ -104,22 +104,18 @@ class Excluded:
         own_scores = scores[line, own].float().cpu()
         scores[line, own] = -torch.inf
         if self.answers is not None:
-            places, codes = self.answers.everywhere(queries)
-            scores[torch.from_numpy(places), torch.from_numpy(codes)] = -torch.inf
+            positions, codes = self.answers.everywhere(queries)
+            scores[torch.from_numpy(positions), torch.from_numpy(codes)] = -torch.inf
         return own_scores
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
         """Tests whether functions are excluded for their query: int64[B] and int64[B, K] give bool[B, K]."""
-        found = codes == self.own[queries][:, None]
-        if self.answers is None:
-            return found
-        return found | self.answers.contain(queries, codes)
+        own = codes == self.own[queries][:, None]
+        return own if self.answers is None else own | self.answers.contain(queries, codes)
 
     def among(self, codes: np.ndarray) -> Excluded:
         """Renumbers the exclusions for a subset of the functions. The subset is sorted and contains all positives."""
-        answers = None
-        if self.answers is not None:
-            answers = self.answers.restricted(codes)
+        answers = self.answers and self.answers.restricted(codes)
         return Excluded(np.searchsorted(codes, self.own), answers)
 
 
@@ -195,7 +191,8 @@ def cached_neighbours(
     together = shared is not None and distributed.any_process(rank == 0 and stored is None)
     if together:
         found = build(np.arange(shared)[distributed.shard(shared, rank, processes)])
-        neighbours = Neighbours(*map(_gathered, vars(found).values()))
+        parts = [distributed.gather(torch.from_numpy(part).to(distributed.device())) for part in vars(found).values()]
+        neighbours = Neighbours(*(part.cpu().numpy() for part in parts))
 
     def complete() -> None:
         nonlocal neighbours
@@ -206,16 +203,9 @@ def cached_neighbours(
 
     distributed.on_main(complete)
     kept = load_arrays(folder, key)
-    if distributed.any_process(kept is None):
-        if together:
-            return neighbours
-        return distributed.from_main(neighbours)
-    return Neighbours(**kept)
-
-
-def _gathered(part: np.ndarray) -> np.ndarray:
-    """Concatenates the processes' arrays on every process."""
-    return distributed.gather(torch.from_numpy(part).to(distributed.device())).cpu().numpy()
+    if not distributed.any_process(kept is None):
+        return Neighbours(**kept)
+    return neighbours if together else distributed.from_main(neighbours)
 
 
 def _dot_products(queries: np.ndarray, codes: np.ndarray, device) -> Callable[[np.ndarray], Tensor]:
@@ -293,8 +283,8 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     member = torch.arange(GROUP, device=scores.device)
     rest = torch.arange(groups * GROUP, width, device=scores.device)
     columns = torch.cat([(best[:, :, None] * GROUP + member).flatten(1), rest.expand(rows, -1)], dim=1)
-    values, places = scores.gather(1, columns).topk(k, dim=1)
-    return values, columns.gather(1, places)
+    values, best = scores.gather(1, columns).topk(k, dim=1)
+    return values, columns.gather(1, best)
 
 
 def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
@@ -326,10 +316,7 @@ def _index(codes: np.ndarray, generator: np.random.Generator):
     faiss.omp_set_num_threads(distributed.cores())
     width = codes.shape[1]
     cells = int(CELLS * len(codes) ** 0.5)
-    if width % 2 == 0:
-        coding = f"PQ{width // 2}x4fs"
-    else:
-        coding = "Flat"
+    coding = "Flat" if width % 2 else f"PQ{width // 2}x4fs"
     index = faiss.index_factory(width, f"IVF{cells},{coding}", faiss.METRIC_INNER_PRODUCT)
     index.cp.niter = 10
     index.cp.min_points_per_centroid = 1
@@ -348,14 +335,14 @@ def _search(index, queries, codes, excluded, rows: np.ndarray, k: int, fetched: 
     query = _vectors(queries, rows, "cpu")
     found = index.search(query.numpy(), fetched)[1]
     parts = []
-    for places in blocks(np.arange(len(rows)), fetched * codes.shape[1], ENTRIES):
-        block = rows[places]
-        near = found[places]
+    for part in blocks(np.arange(len(rows)), fetched * codes.shape[1], ENTRIES):
+        block = rows[part]
+        near = found[part]
         vectors = _vectors(codes, near.clip(0).reshape(-1), "cpu").view(*near.shape, -1)
-        scores = torch.bmm(vectors, query[places, :, None])[:, :, 0]
+        scores = torch.bmm(vectors, query[part, :, None])[:, :, 0]
         unfit = (near < 0) | excluded.contain(block, near.clip(0))
         scores, columns = scores.masked_fill(torch.from_numpy(unfit), -torch.inf).topk(min(k, fetched), dim=1)
-        own = (query[places] * _vectors(codes, excluded.own[block], "cpu")).sum(1)
+        own = (query[part] * _vectors(codes, excluded.own[block], "cpu")).sum(1)
         parts.append(_padded(torch.from_numpy(near).gather(1, columns), scores, own, k))
     nearest = Neighbours.joined(parts)
     short = np.flatnonzero(nearest.rows[:, -1] < 0)

@@ -128,12 +128,13 @@ class CrossEncoderEstimator(ScoresEstimator):
         """
         self.check(split)
         model = self.load()
-        pairs = np.unique(np.concatenate([split.judgments.pairs(), _stored_pairs(split.judgments.negatives)]), axis=0)
+        negatives = np.stack(split.judgments.negatives.nonzero(), axis=1)
+        pairs = np.unique(np.concatenate([split.judgments.pairs(), negatives]), axis=0)
         profile = EncoderProfile()
         queries = list(side_texts(split.queries, "query", profile))
         codes = list(side_texts(split.corpus, "code", profile))
         ids = np.stack([text_ids(queries)[pairs[:, 0]], text_ids(codes)[pairs[:, 1]]], axis=1)
-        _, firsts, places = np.unique(ids, axis=0, return_index=True, return_inverse=True)
+        _, firsts, groups = np.unique(ids, axis=0, return_index=True, return_inverse=True)
         texts = [(queries[query], codes[code]) for query, code in pairs[firsts]]
         self.encoder_identity = fingerprint(
             model_fingerprint(model.model, model.model.state_dict()),
@@ -144,7 +145,7 @@ class CrossEncoderEstimator(ScoresEstimator):
         scores = cached_rows(self.cache_dir, key, np.dtype(np.float32), lambda: self._predicted(model, texts))[:, 0]
         if not np.isfinite(scores).all():
             raise UserError(f"{self.model_name_or_path}: a score is NaN or infinite; choose another teacher")
-        entries = (scores[places.ravel()], pairs.T)
+        entries = (scores[groups.ravel()], pairs.T)
         self._scores = sparse.csr_matrix(entries, shape=split.judgments.stored.shape)
 
     def _predicted(self, model, texts: Sequence[tuple[str, str]]) -> Tensor:
@@ -164,9 +165,3 @@ class CrossEncoderEstimator(ScoresEstimator):
         scores = distributed.gather(torch.cat(found).to(distributed.device())).cpu()
         numbers = np.concatenate([order[process::processes] for process in range(processes)])
         return scores[torch.from_numpy(np.argsort(numbers))].unsqueeze(1)
-
-
-def _stored_pairs(matrix: sparse.csr_matrix) -> np.ndarray:
-    """Returns the (row, column) of every stored entry, even if its value is 0 or NaN, int64[P, 2]."""
-    entries = matrix.tocoo()
-    return np.stack([entries.row, entries.col], axis=1).astype(np.int64)

@@ -103,18 +103,18 @@ def _compare_some(rare, postings, queries, documents, rows, k, excluded, progres
         near = np.full((len(block), k), -1)
         scores = np.full((len(block), k), -np.inf, np.float32)
         own = np.asarray(queries[block].multiply(documents[excluded.own[block]]).sum(1)).ravel()
-        for place, row in enumerate(block):
+        for position, row in enumerate(block):
             entries = slice(*queries.indptr[row : row + 2])
             query[queries.indices[entries]] = queries.data[entries]
-            columns = found.indices[slice(*found.indptr[place : place + 2])]
-            columns = columns[~excluded.contain(block[place : place + 1], columns[None])[0]]
+            columns = found.indices[slice(*found.indptr[position : position + 2])]
+            columns = columns[~excluded.contain(block[position : position + 1], columns[None])[0]]
             values = documents[columns] @ query
             best = np.arange(len(values))
             if len(values) > k:
                 best = np.flatnonzero(values >= np.partition(values, -k)[-k])  # with all ties for rank k
             best = best[np.lexsort((columns[best], -values[best]))][:k]
-            near[place, : len(best)] = columns[best]
-            scores[place, : len(best)] = values[best]
+            near[position, : len(best)] = columns[best]
+            scores[position, : len(best)] = values[best]
             query[queries.indices[entries]] = 0
         return Neighbours(near, scores, own)
 

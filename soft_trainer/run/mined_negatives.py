@@ -47,7 +47,7 @@ def add_negatives(folder: str | Path, number: int, model: str) -> None:
     made = []
     for row, texts, of_row in zip(rows, negatives, scores, strict=True):
         missing = [None] * (number - len(texts))
-        columns = {f"negative_{place}": text for place, text in enumerate([*texts, *missing], 1)}
+        columns = {f"negative_{column}": text for column, text in enumerate([*texts, *missing], 1)}
         made.append(row | columns | {"scores": [*of_row, *missing]})
     write_rows({"train": made}, folder)
     complete = sum(len(texts) == number for texts in negatives)

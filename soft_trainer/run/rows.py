@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pandas as pd
 from transformers import TrainingArguments
 
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
@@ -57,7 +56,7 @@ def check_sources(arguments: DataArguments) -> None:
         if folder and not Path(source_folder(folder)).is_dir():
             raise UserError(f"{name}={folder}: no such folder{nearest_file(folder)}")
     for name, language in itertools.product(("data_dir", "eval_data_dir"), arguments.languages or [None]):
-        sources = _in_place(getattr(arguments, name) or "", language)
+        sources = _with_language(getattr(arguments, name) or "", language)
         whole = name == "data_dir" and not arguments.sources
         for source in [sources] if whole else sources.split(","):
             if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
@@ -83,7 +82,7 @@ def _choose_language(arguments: DataArguments) -> None:
     print_on_main(f"language: {arguments.language}, the most common one")
 
 
-def _in_place(source: str, language: str | None) -> str:
+def _with_language(source: str, language: str | None) -> str:
     """Replaces `{language}` in the path of a source: `rows/{language}` becomes `rows/ruby`.
 
     Raises:
@@ -118,17 +117,17 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
     # With options that drop rows, unusable rows are not an error yet.
     check = not (arguments.split_urls or arguments.filters or arguments.drop_unusable)
     names = column_names(arguments)
-    division = division_of(arguments)
+    division = Division(arguments.test_fraction, arguments.split_seed)
     sources = {}
-    for name, place in arguments.sources.items():
-        sources[name] = read_source(place, names, needed=needed, check=check, one_of_several=True, division=division)
+    for name, source in arguments.sources.items():
+        sources[name] = read_source(source, names, needed=needed, check=check, one_of_several=True, division=division)
     if sources:
         return sources
     for language in languages or [None]:
         name = language if len(languages) > 1 else ""
         if arguments.data_dir:
-            place = _in_place(arguments.data_dir, language)
-            sources[name] = read_source(place, names, needed=needed, check=check, division=division)
+            source = _with_language(arguments.data_dir, language)
+            sources[name] = read_source(source, names, needed=needed, check=check, division=division)
         elif arguments.source_dir or arguments.history:
             sources[name] = _mined_splits(arguments, language)
         elif arguments.dataset_name != "none":
@@ -141,11 +140,6 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
 def column_names(arguments: DataArguments) -> ColumnNames:
     """Returns the options `query_column`, `code_column` and so on."""
     return ColumnNames(*(getattr(arguments, name) for name in COLUMN_OPTIONS))
-
-
-def division_of(arguments: DataArguments) -> Division:
-    """Returns how the options divide rows into train, valid and test."""
-    return Division(arguments.group_column, arguments.test_fraction, arguments.split_seed)
 
 
 def load_data(
@@ -316,11 +310,11 @@ def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
             corpus = of_corpus
     if left.keys() - {"train"}:
         counts["codebase"] = corpus
-    order = sorted(rules, key=lambda rule: rule == "comments")
-    shown = pd.DataFrame(counts, index=order, dtype="Int64").astype(object)
-    shown = shown.where(shown.notna(), None).rename({"comments": "rows without their comments"})
-    headers = ["rule", *shown.columns.map("rows dropped: {}".format)]
-    print_on_main(table(headers, shown.reset_index().to_numpy().tolist()))
+    rows = []
+    for rule in sorted(rules, key=lambda rule: rule == "comments"):
+        label = "rows without their comments" if rule == "comments" else rule
+        rows.append([label, *(of_split.get(rule) for of_split in counts.values())])
+    print_on_main(table(["rule", *map("rows dropped: {}".format, counts)], rows))
     return left
 
 
@@ -334,15 +328,12 @@ def _mined(arguments: DataArguments, language: str, codebase: bool = True) -> Pa
     from soft_trainer.mining.history import history_state, mine_history_to
     from soft_trainer.mining.tree import mine_to, mining_table, tree_state
 
-    source = None
-    if arguments.source_dir:
-        source = source_folder(arguments.source_dir)
+    source = source_folder(arguments.source_dir) if arguments.source_dir else None
     if arguments.history:
         mine = mine_history_to
         origin = arguments.history
         state = history_state(arguments.history)
-        below = source and str(Path(source).resolve())
-        options = {"source_dir": below}
+        options = {"source_dir": source and str(Path(source).resolve())}
     else:
         mine = mine_to
         origin = source

@@ -27,8 +27,8 @@ def forked() -> list[dict]:
     """200 rows from 20 repositories. Every second repository is a copy of the one before."""
     rows = []
     for number in range(20 * FORK):
-        repository, place = divmod(number, FORK)
-        rows.append(function(repository // 2 * FORK + place, repo=f"someone/r{repository}", url=f"u{number}"))
+        repository, copy = divmod(number, FORK)
+        rows.append(function(repository // 2 * FORK + copy, repo=f"someone/r{repository}", url=f"u{number}"))
     return rows
 
 

@@ -160,12 +160,12 @@ def test_an_error_names_file_line_and_column_as_they_stand_in_the_file(pairs, tm
     for name in names:
         path = tmp_path / name
         broken.to_pandas().to_csv(path, index=False) if ".csv" in name else write(broken, path)
-        place = f"{path}, rows 31, 36"
+        blank = f"{path}, rows 31, 36"
         total = 40
         if name.startswith("plain"):  # together with the two rows of a.csv
-            place = f"{path.parent}, rows 33, 38"
+            blank = f"{path.parent}, rows 33, 38"
             total = 42
-        with refused(f"{place}: column 'answer' is missing or empty (2 of {total} rows)"):
+        with refused(f"{blank}: column 'answer' is missing or empty (2 of {total} rows)"):
             tables(load_rows(path.parent if name.startswith("plain") else path))
     (tmp_path / "plain" / "a.csv").write_text("question,answer\n")
     with refused(f"{tmp_path / 'plain' / 'a.csv'}: cannot be read: it has no rows"):
@@ -282,14 +282,12 @@ def test_values_in_the_usual_columns_that_are_not_text(name, values, message):
         load_rows([{name: value, other: "text"} for value in values])
 
 
-@pytest.mark.parametrize(("code", "hint"), [("x + 1", False), ("print(x)\n" * 40, True)])
-def test_an_empty_cell_may_come_from_a_quote_only_where_the_row_is_long(tmp_path, code, hint):
+def test_an_empty_cell_of_a_csv_file_may_come_from_a_quote(tmp_path):
     path = tmp_path / "rows.csv"
     rows = [(f"adds {n}", f"x + {n}") for n in range(9)]
-    pd.DataFrame([*rows, ("", code)], columns=["query", "code"]).to_csv(path, index=False)
-    with pytest.raises(UserError, match="row 10: column 'query' is missing or empty") as error:
+    pd.DataFrame([*rows, ("", "x + 1")], columns=["query", "code"]).to_csv(path, index=False)
+    with refused("row 10: column 'query' is missing or empty", "unusually long row, look for an unbalanced quote"):
         load_rows(path)
-    assert ("look for an unbalanced quote" in str(error.value)) == hint
 
 
 def in_classes(pairs) -> Dataset:

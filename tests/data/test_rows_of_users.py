@@ -196,8 +196,12 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("way", ["Python", "shell"])
+IN_THE_SHELL = ("words that pandas would drop", "a number as a query")  # which reads rows as `load_rows` does
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), [*((name, "Python") for name in CASES), *((name, "shell") for name in IN_THE_SHELL)]
+)
 def test_what_is_read_and_said(tmp_path, capsys, name, way):
     case = CASES[name]
     for file, content in case.files.items():

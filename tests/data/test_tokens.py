@@ -143,9 +143,9 @@ def test_a_shuffled_or_chosen_view_keeps_its_order(dataset, tokenizer, profile):
     assert lists(TokenColumn(chosen, "ids")) == [whole[7], whole[2], whole[19]]
     shuffled = dataset.shuffle(seed=3)
     again = tokenized(shuffled, "code", profile, tokenizer)
-    places = [dataset["url"][:].index(url) for url in shuffled["url"]]
-    assert lists(TokenColumn(again, "ids")) == [whole[place] for place in places]
-    assert places != sorted(places)
+    positions = [dataset["url"][:].index(url) for url in shuffled["url"]]
+    assert lists(TokenColumn(again, "ids")) == [whole[position] for position in positions]
+    assert positions != sorted(positions)
 
 
 @pytest.mark.parametrize("on_disk", [True, False])

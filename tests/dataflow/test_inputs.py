@@ -51,24 +51,26 @@ def encode(model, features, tokenizer):
 
 @pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)
 def test_features_and_mask_of_a_hand_drawn_graph(word_tokenizer, language):
-    code, places, end = DRAWN[language]
+    code, positions, end = DRAWN[language]
     features = graph_features(code, language, word_tokenizer)
     assert features.keys() == KEYS and all(type(x) is int for column in features.values() for x in column)
-    assert [features["input_ids"][place] for place in (0, *places, end)] == [0, 5, 6, 5, 2]
+    assert [features["input_ids"][position] for position in (0, *positions, end)] == [0, 5, 6, 5, 2]
     assert features["input_ids"][end + 1 :] == [3, 3, 3]
     assert features["position_ids"] == [*range(2, end + 3), 0, 0, 0]
-    assert features["node_starts"] == list(places)
-    assert features["node_ends"] == [place + 1 for place in places]
+    assert features["node_starts"] == list(positions)
+    assert features["node_ends"] == [position + 1 for position in positions]
     assert list(zip(features["edge_targets"], features["edge_sources"], strict=True)) == [(1, 2), (2, 0)]
     mask = pad_graph_features([features], 1)["attention_mask"][0]
     sees = [set(row.nonzero().flatten().tolist()) for row in mask]
     code_places, nodes = set(range(end + 1)), [end + 1, end + 2, end + 3]
     assert sees[0] == sees[end] == code_places | set(nodes)
-    for place in range(1, end):
-        assert sees[place] == code_places | {node for node, own in zip(nodes, places, strict=True) if own == place}
-    assert sees[nodes[0]] == {places[0]}
-    assert sees[nodes[1]] == {places[1], nodes[2]}
-    assert sees[nodes[2]] == {places[2], nodes[0]}
+    for position in range(1, end):
+        assert sees[position] == code_places | {
+            node for node, own in zip(nodes, positions, strict=True) if own == position
+        }
+    assert sees[nodes[0]] == {positions[0]}
+    assert sees[nodes[1]] == {positions[1], nodes[2]}
+    assert sees[nodes[2]] == {positions[2], nodes[0]}
 
 
 @pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)

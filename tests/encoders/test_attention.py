@@ -52,8 +52,8 @@ def check_equal(values, found, expected) -> None:
 @pytest.mark.parametrize(("heads", "causal", "window"), KINDS)
 def test_outputs_and_gradients_are_those_of_one_text_after_the_other(heads, causal, window):
     def seen(text, length):
-        place = torch.arange(length)
-        apart = place[:, None] - place
+        position = torch.arange(length)
+        apart = position[:, None] - position
         near = apart.abs() <= (length if window is None else window)
         return near & (apart >= 0) if causal else near
 
@@ -100,8 +100,8 @@ def test_gradients_with_dropout_are_finite_differences(heads, causal, window):
 
     for number, found in enumerate(torch.autograd.grad(loss(*values), values)):
         step = torch.randn_like(found) * 1e-6
-        above = [each.detach() + step if place == number else each.detach() for place, each in enumerate(values)]
-        below = [each.detach() - step if place == number else each.detach() for place, each in enumerate(values)]
+        above = [each.detach() + step if position == number else each.detach() for position, each in enumerate(values)]
+        below = [each.detach() - step if position == number else each.detach() for position, each in enumerate(values)]
         assert float(loss(*above) - loss(*below)) / 2 == pytest.approx(float((found * step).sum()), rel=1e-6)
 
 

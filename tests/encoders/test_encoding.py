@@ -42,8 +42,8 @@ def test_ids_have_special_tokens_and_are_cut_but_not_padded(tokenizer):
 
 def padded(lengths: list[int], side: str) -> torch.Tensor:
     """Returns an attention mask with rows of these lengths, padded on the left or right."""
-    place = torch.arange(max(lengths))
-    mask = (place < torch.tensor(lengths)[:, None]).long()
+    position = torch.arange(max(lengths))
+    mask = (position < torch.tensor(lengths)[:, None]).long()
     return mask if side == "right" else mask.flip(1)
 
 
@@ -220,8 +220,8 @@ def test_prompts_that_cannot_be_left_out_are_refused(prompted, trainer_of):
 
 def test_rows_of_equal_tokens_are_found():
     items = [np.array([1, 2]), np.array([1]), np.array([1, 2]), np.array([], dtype=np.int64), np.array([1])]
-    firsts, places = distinct_rows(items)
+    firsts, groups = distinct_rows(items)
     assert firsts.tolist() == [0, 1, 3]
-    assert places.tolist() == [0, 1, 0, 2, 1]
+    assert groups.tolist() == [0, 1, 0, 2, 1]
     graphs = [{"a": np.array([1]), "b": np.array([2, 3])}, {"a": np.array([1, 2]), "b": np.array([3])}]
     assert distinct_rows(graphs)[0].tolist() == [0, 1]

@@ -104,6 +104,7 @@ def test_packed_and_cached_steps_equal_a_padded_one(trainer_of):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["roberta", "modernbert", "qwen3", "t5"], indirect=True, scope="module")
 def test_lora(family, settings, trainer_of, tokenizer, tmp_path, same_everywhere):
     base = export_encoder(family.copy(), tokenizer, settings, tmp_path / "base")
 

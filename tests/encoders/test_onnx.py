@@ -22,7 +22,6 @@ EXPORTED = {
     "unixcoder": PROFILES["unixcoder"].replace(**LENGTHS),
     "codebert": PROFILES["codebert"].replace(**LENGTHS),
     "mean, cosine": EncoderProfile(query_prefix="query: ", score_function="cosine", score_scale=20.0, **LENGTHS),
-    "cls": EncoderProfile(pooling="cls", normalize=True, **LENGTHS),
     "cls after the prompt": EncoderProfile(pooling="cls", query_prefix="query: ", include_prompt=False, **LENGTHS),
     "mean after the prompt": EncoderProfile(query_prefix="query: ", include_prompt=False, **LENGTHS),
     "last token": EncoderProfile(pooling="last_token", **LENGTHS),
@@ -82,7 +81,7 @@ def test_weights_of_8_bits_are_near(encoder_of, tmp_path):
 
 
 def test_an_export_removes_the_older_one_of_8_bits(encoder_of, tmp_path):
-    folder = export(encoder_of(EXPORTED["cls"]), tmp_path)
+    folder = export(encoder_of(EXPORTED["last token"]), tmp_path)
     assert len(export_onnx(folder, int8=True)) == 2
     assert export_onnx(folder) == [*folder.glob("onnx/*.onnx")]
     assert_equal(folder)
@@ -91,16 +90,16 @@ def test_an_export_removes_the_older_one_of_8_bits(encoder_of, tmp_path):
 
 
 def test_an_export_of_other_weights_is_refused(encoder_of, tmp_path):
-    folder = export(encoder_of(EXPORTED["cls"]), tmp_path)
+    folder = export(encoder_of(EXPORTED["last token"]), tmp_path)
     export_onnx(folder)
-    other = encoder_of(EXPORTED["cls"], seed=1)
+    other = encoder_of(EXPORTED["last token"], seed=1)
     other.model.save_pretrained(folder)  # which knows nothing of an export
     with refused("model.safetensors has changed since the export; `soft-trainer export"):
         load_encoder(folder, backend="onnx")
 
 
 def test_an_export_to_the_folder_of_another_encoder_is_refused(encoder_of, tmp_path):
-    folder = export(encoder_of(EXPORTED["cls"]), tmp_path / "one")
+    folder = export(encoder_of(EXPORTED["last token"]), tmp_path / "one")
     other = export(encoder_of(EXPORTED["mean, cosine"]), tmp_path / "other")
     with refused("other: the folder has an encoder other than"):
         export_onnx(folder, other)
@@ -119,7 +118,7 @@ def test_what_cannot_be_exported_says_why(encoder_of, tmp_path, monkeypatch):
             load_encoder("base", backend=backend)
     with refused("backend='tf': use torch, onnx or int8"):
         load_encoder(graph, backend="tf")
-    plain = export(encoder_of(EXPORTED["cls"]), tmp_path / "plain")
+    plain = export(encoder_of(EXPORTED["last token"]), tmp_path / "plain")
     monkeypatch.setattr("soft_trainer.encoders.onnx_export.has_onnxruntime", lambda: False)
     with refused("ONNX needs the extra"):
         export_onnx(plain)

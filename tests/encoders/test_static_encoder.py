@@ -102,11 +102,11 @@ def test_index_and_search_import_neither_torch_nor_transformers(folder, tmp_path
     (tree / "a.py").write_text(
         "def quick_sort(xs):\n    return sorted(xs)\n\n\ndef read(path):\n    return open(path)\n"
     )
-    place = str(tmp_path / "index")
+    index = str(tmp_path / "index")
     slow = ["torch", "transformers", "datasets"]
     opened = {
-        f"CodeIndex.build({str(tree)!r}, {place!r}, model={str(folder)!r})": slow,
-        f"CodeIndex.open({place!r})": [*slow, "scipy", "numpy.ma"],
+        f"CodeIndex.build({str(tree)!r}, {index!r}, model={str(folder)!r})": slow,
+        f"CodeIndex.open({index!r})": [*slow, "scipy", "numpy.ma"],
     }
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for index, modules in opened.items():

@@ -82,8 +82,8 @@ def test_scores_are_those_of_rank_bm25_on_the_codes_of_the_batch_or_on_the_train
     if "idf" in options:
         having = Counter(word for row in scoped for word in set(documents[row]))
         known.idf = {word: FORMULAS[options["idf"]](len(scoped), count) for word, count in having.items()}
-    places = range(len(columns)) if scope == "batch" else columns
-    wanted = [[known.get_scores(queries[row].split())[place] for place in places] for row in rows]
+    positions = range(len(columns)) if scope == "batch" else columns
+    wanted = [[known.get_scores(queries[row].split())[position] for position in positions] for row in rows]
     close(fitted(queries, codes, scope=scope, **options).similarity(rows, columns), wanted)
 
 

@@ -161,7 +161,7 @@ def test_an_encoder_for_search_learns_from_a_cross_encoder_in_random_batches(
 @pytest.mark.slow
 def test_the_loss_in_sentence_transformers_learns_from_a_cross_encoder(plain, encoder_dir, rows):
     columns = {name: [row[name] for row in rows[:8]] for name in ("docstring", "code")}
-    columns |= {f"negative_{n}": [rows[place + n]["code"] for place in range(8)] for n in (8, 16)}
+    columns |= {f"negative_{n}": [rows[row + n]["code"] for row in range(8)] for n in (8, 16)}
     data = with_rows(Dataset.from_dict(columns))
     model = SentenceTransformer(str(encoder_dir), device="cpu")
     loss = SoftInfoNCELoss(model, train_dataset=data, teacher=str(plain), distill_weight=0.5)

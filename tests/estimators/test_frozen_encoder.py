@@ -136,9 +136,9 @@ built, build = [], frozen_encoder.embed_sharded
 frozen_encoder.embed_sharded = lambda *a, **k: built.append(1) or build(*a, **k)
 dataset = Dataset.from_list(json.loads(Path(rows).read_text()))
 found = []
-for places in (("a", "a"), ("a", "b"), ("a", "b"), ("c", "b")):
+for caches in (("a", "a"), ("a", "b"), ("a", "b"), ("c", "b")):
     built.clear()
-    estimator = SimCSEEstimator(encoder, cache_dir=Path(folder, places[rank]))
+    estimator = SimCSEEstimator(encoder, cache_dir=Path(folder, caches[rank]))
     estimator.fit(Split.from_pairs(dataset))
     found.append((len(built), estimator.similarity([0, 1], [2, 3]).tolist()))
 Path(folder, f"{rank}.json").write_text(json.dumps(found))
@@ -156,4 +156,4 @@ def test_machines_without_a_shared_disk_build_when_one_of_them_must(launch, rows
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert [built for built, _ in first] == [built for built, _ in second] == [1, 1, 0, 1]
     assert first == second and len({json.dumps(values) for _, values in first}) == 1
-    assert all(len(list((tmp_path / place).glob("*.npy"))) == 1 for place in "abc")
+    assert all(len(list((tmp_path / cache).glob("*.npy"))) == 1 for cache in "abc")

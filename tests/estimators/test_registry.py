@@ -24,7 +24,7 @@ def test_a_folder_may_have_an_at_sign_in_its_path(encoder_dir, tmp_path):
 
 def test_an_own_class_is_imported(tmp_path, monkeypatch):
     (tmp_path / "my_estimators.py").write_text("class Mine:\n    fit = similarity = print\n")
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.chdir(tmp_path)  # an installed command must also find modules in the current folder
     assert type(choose_estimator(EstimatorOptions(estimator="my_estimators:Mine"))).__name__ == "Mine"
     sys.modules.pop("my_estimators")

@@ -303,7 +303,7 @@ def test_one_reader_of_json_names_what_it_cannot_read(cosqa):
     with refused(f"{COSQA_FILES[1]}, line 1: cannot be read in UTF-8", "save it as UTF-8"):
         load(cosqa)
     (cosqa / f"{COSQA_FILES[0]}.gz").write_bytes(b"\x1f\x8b no gzip")
-    with refused(f"{COSQA_FILES[0]}.gz: cannot be read as JSON"):
+    with refused(f"{COSQA_FILES[0]}.gz: cannot be read: "):
         load(cosqa)
 
 

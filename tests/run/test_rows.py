@@ -156,12 +156,12 @@ def test_the_language_is_that_of_the_rows_or_of_the_source_files(tmp_path, write
     source = source_tree(tmp_path / "source", NOUNS)
     Path(source, "page.js").write_text("const x = 1;\n")
     repository = grown(tmp_path / "repository")
-    for place in ({"source_dir": source}, {"history": str(repository.path)}):
-        arguments = DataArguments(**place)
+    for origin in ({"source_dir": source}, {"history": str(repository.path)}):
+        arguments = DataArguments(**origin)
         assert arguments.languages == []
         check_sources(arguments)
         assert arguments.languages == ["python"]
-        load(**place)
+        load(**origin)
     for columns, names in (((), ["python"]), (("language",), ["python"]), (("language", "path"), [])):
         parts = dict.fromkeys(("train", "valid", "test", "codebase"), without(rows[:4], *columns))
         arguments = {"data_dir": str(write_folder(**parts))}

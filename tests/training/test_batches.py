@@ -11,7 +11,7 @@ from scipy import sparse
 from soft_trainer.criterion import Criterion
 from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.data.tokens import TokenColumn, text_ids
-from soft_trainer.encoders.encoding import PaddingCollator
+from soft_trainer.encoders.encoding import Collator
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.training import targets as making
 from soft_trainer.training.batches import TrainBatches, relevant_codes
@@ -35,7 +35,7 @@ def first_ids(batch) -> tuple[list[int], list[int]]:
 
 
 def padding(largest: int | None = None) -> PairCollator:
-    return PairCollator(PaddingCollator(0), {"query": 8, "code": 8}, {"query": 0, "code": 0}, largest)
+    return PairCollator(Collator(0), {"query": 8, "code": 8}, {"query": 0, "code": 0}, largest)
 
 
 FIVE = [7, 2, 5, 0, 9]

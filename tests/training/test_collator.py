@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from soft_trainer.encoders.encoding import PackingCollator, PaddingCollator
+from soft_trainer.encoders.encoding import Collator
 from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.static import static_model
 from soft_trainer.training.collator import PIECES, PairCollator, divide, pieces_of
@@ -35,17 +35,17 @@ def restored(inputs: dict) -> list[list[int]]:
 
 
 def test_each_side_is_padded_to_its_longest_text():
-    inputs = collated(PaddingCollator(PAD), {"query": (2, 4), "code": (3, 1)})
+    inputs = collated(Collator(PAD), {"query": (2, 4), "code": (3, 1)})
     query, code = inputs.passes
     assert query["input_ids"].tolist() == [[10, 11, PAD, PAD], [10, 11, 12, 13]]
     assert query["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
     assert code["input_ids"].tolist() == [[10, 11, 12], [10, PAD, PAD]]
     assert inputs.queries.tolist() == [0, 1] and inputs.codes.tolist() == [2, 3]
-    few = collated(PaddingCollator(PAD, few_lengths=True), {"query": (2, 4), "code": (65, 1)})
+    few = collated(Collator(PAD, few_lengths=True), {"query": (2, 4), "code": (65, 1)})
     assert [each["input_ids"].shape[1] for each in few.passes] == [32, 128]
 
 
-@pytest.mark.parametrize("collate", [PaddingCollator(PAD), PackingCollator()], ids=["padded", "packed"])
+@pytest.mark.parametrize("collate", [Collator(PAD), Collator(packs=True)], ids=["padded", "packed"])
 @pytest.mark.parametrize("largest", [None, 3, 100])
 @pytest.mark.parametrize("more", [0, 9], ids=["as many passes", "more passes than texts"])
 def test_every_text_is_there_once_and_no_pass_is_larger_than_asked(collate, largest, more):
@@ -62,7 +62,7 @@ def test_every_text_is_there_once_and_no_pass_is_larger_than_asked(collate, larg
         assert len(inputs.passes) == 1
 
 
-@pytest.mark.parametrize("collate", [PaddingCollator(PAD), PackingCollator()], ids=["padded", "packed"])
+@pytest.mark.parametrize("collate", [Collator(PAD), Collator(packs=True)], ids=["padded", "packed"])
 def test_a_process_without_texts_encodes_a_spare_one(collate):
     inputs = collated(collate, {"query": (), "code": ()})
     assert [each["input_ids"].tolist() for each in inputs.passes] == [[[7]]] * len(inputs.passes)
@@ -75,7 +75,7 @@ def test_a_side_is_padded_in_four_passes_on_a_cpu_unless_the_encoder_is_static(m
     assert pieces_of(padded, torch.device("cuda"), model) == pieces_of(Passes(None), cpu, model) == 1
     assert pieces_of(padded, cpu, static_model(50, 8, 1)) == 1
     lengths = {"query": (250, 10, 240, 12, 9, 245, 11, 8), "code": (3, 4)}
-    inputs = collated(PaddingCollator(PAD), lengths, pieces=PIECES)
+    inputs = collated(Collator(PAD), lengths, pieces=PIECES)
     widths = [each["input_ids"].shape[1] for each in inputs.passes]
     assert widths == [250, 240, 11, 9, 4, 3]
 

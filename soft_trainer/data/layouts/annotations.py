@@ -8,7 +8,7 @@ from pathlib import Path
 
 from soft_trainer.data.layouts.graded import Judgment, parsed
 from soft_trainer.errors import UserError
-from soft_trainer.files import UNREADABLE, open_text, read_json_lines
+from soft_trainer.files import open_text, read_json_lines
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 
 MAX_RELEVANCE = 1000  # above, nDCG's gain of 2^relevance would overflow
@@ -28,8 +28,8 @@ def read_annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
     try:
         with open_text(path, newline="") as file:
             rows = enumerate(list(csv.DictReader(file)), 1)
-    except (*UNREADABLE, csv.Error) as error:
-        raise UserError(f"{path}: cannot be read as CSV in UTF-8 ({error})") from error
+    except csv.Error as error:
+        raise UserError(f"{path}: cannot be read as CSV ({error})") from error
     return list(filter(None, parsed(((f"{path}, row {number}", row) for number, row in rows), read)))
 
 

@@ -15,7 +15,7 @@ from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS, files_of, files
 from soft_trainer.data.layouts.graded import split_of_grades
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
-from soft_trainer.files import UNREADABLE, check_utf8, open_text, read_json_lines
+from soft_trainer.files import open_text, read_json_lines
 from soft_trainer.terminal import print_on_main
 
 TEXT_FILES = ("corpus.jsonl", "queries.jsonl")
@@ -67,16 +67,16 @@ def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
         The ids, and rows with the text in `column`, its tokens and, if any row has a language, the language.
     """
     rows = {}
-    for place, row in read_json_lines(path):
+    for location, row in read_json_lines(path):
         name = row.get("_id")
         text = row.get("text")
         if not isinstance(name, str) or not isinstance(text, str):
-            raise UserError(f"{place}: expected BEIR's columns _id and text, both strings")
+            raise UserError(f"{location}: expected BEIR's columns _id and text, both strings")
         if name in rows:
-            raise UserError(f"{place}: repeats the _id {name!r}")
+            raise UserError(f"{location}: repeats the _id {name!r}")
         whole = f"{row.get('title') or ''} {text}".strip()
         if not whole:
-            raise UserError(f"{place}: the text is blank")
+            raise UserError(f"{location}: the text is blank")
         rows[name] = {column: whole, f"{column}_tokens": whole.split(), "language": row.get("language")}
     if not rows:
         raise UserError(f"{path}: no rows")
@@ -111,22 +111,17 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
 
 def _lines(path: Path) -> Iterator[tuple[str, str, float]]:
     """Yields (query id, code id, score) for each line of a judgment file."""
-    try:
-        with open_text(path, newline="") as file:
-            for number, values in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
-                place = f"{path}, line {number}"
-                if not values or (number == 1 and values[-1] == "score"):
-                    continue
-                if len(values) != 3:
-                    raise UserError(f"{place}: expected query-id, corpus-id and score, separated by tabs")
-                try:
-                    score = float(values[2])
-                except ValueError:
-                    score = math.nan
-                if not math.isfinite(score):
-                    raise UserError(f"{place}: the score {values[2]!r} is not a number")
-                yield values[0], values[1], score
-    except UNREADABLE as error:
-        if isinstance(error, UnicodeDecodeError):
-            check_utf8(path)  # raises an error with the line
-        raise UserError(f"{path}: cannot be read in UTF-8 ({error})") from error
+    with open_text(path, newline="") as file:
+        for number, values in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
+            location = f"{path}, line {number}"
+            if not values or (number == 1 and values[-1] == "score"):
+                continue
+            if len(values) != 3:
+                raise UserError(f"{location}: expected query-id, corpus-id and score, separated by tabs")
+            try:
+                score = float(values[2])
+            except ValueError:
+                score = math.nan
+            if not math.isfinite(score):
+                raise UserError(f"{location}: the score {values[2]!r} is not a number")
+            yield values[0], values[1], score

@@ -61,9 +61,7 @@ def load_jsonl(path: Path) -> Dataset:
 
 def _split_of(name: str) -> str | None:
     split = name.removesuffix(".jsonl")
-    if name != split and split in SPLITS:
-        return split
-    return None
+    return split if name != split and split in SPLITS else None
 
 
 def load_hub(name: str, configuration: str | None = None, revision: str | None = None) -> dict[str, Dataset]:
@@ -86,21 +84,17 @@ def load_hub(name: str, configuration: str | None = None, revision: str | None =
     with reading_hub(f"{name} ({configuration})" if configuration else name):
         folder = _pushed_folder(name, revision)
     if folder is None:
-        return named_splits(
-            {split: _as_files(rows) for split, rows in load_published(name, configuration, revision).items()}
-        )
+        splits = {}
+        for split, rows in load_published(name, configuration, revision).items():
+            rows = rows.rename_columns({old: new for old, new in HUB_COLUMNS.items() if old in rows.column_names})
+            if FEATURES.keys() <= {*rows.column_names}:
+                rows = rows.select_columns(list(FEATURES)).cast(FEATURES)
+            splits[split] = rows
+        return named_splits(splits)
     loaded = load_folder(folder)
     if configuration is None:
         return dict(loaded)
     return tables_in(loaded, configuration, name)
-
-
-def _as_files(rows: Dataset) -> Dataset:
-    """Renames CodeSearchNet's Hub columns to the names in its files: `whole_func_string` becomes `original_string`."""
-    rows = rows.rename_columns({old: new for old, new in HUB_COLUMNS.items() if old in rows.column_names})
-    if FEATURES.keys() <= {*rows.column_names}:
-        return rows.select_columns(list(FEATURES)).cast(FEATURES)
-    return rows
 
 
 def _pushed_folder(name: str, revision: str | None) -> Path | None:
@@ -112,9 +106,7 @@ def _pushed_folder(name: str, revision: str | None) -> Path | None:
         folder = Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError:  # without a network, `datasets` may still have a cached copy
         return None
-    if files_of_splits(folder, _split_of):
-        return folder
-    return None
+    return folder if files_of_splits(folder, _split_of) else None
 
 
 def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str, Split]:

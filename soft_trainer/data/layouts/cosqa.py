@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,24 +30,16 @@ _LANGUAGE = "python"
 # ---- CoSQA and CoSQA+ ----
 
 
-def has_cosqa(files: Mapping[str, Path]) -> bool:
-    """Returns True if any of a folder's files belongs to CoSQA."""
-    return any(_cosqa_name(name) or name in _COSQA_CODES for name in files)
-
-
-def has_cosqa_plus(files: Mapping[str, Path]) -> bool:
-    """Returns True if any of a folder's files belongs to CoSQA+."""
-    return not files.keys().isdisjoint(itertools.chain(*_PLUS))
-
-
 def load_cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
-    """Reads CoSQA's splits from a folder. A function's id is its number in `code_idx_map`.
+    """Reads CoSQA's splits from a folder, if any. A function's id is its number in `code_idx_map`.
 
     Args:
         files: the result of `files_of` for the folder.
     """
     found = files_of_splits(folder, _cosqa_name)
     codes = files.get(_COSQA_CODES[0]) or files.get(_COSQA_CODES[1])
+    if not (found or codes):
+        return {}
     if found:
         missing = "code_idx_map.txt (or .json)"
     else:
@@ -94,14 +85,16 @@ def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_
     return split_of_grades(Dataset.from_list(list(rows)), corpus, grades, path, judged_codes)
 
 
-def load_cosqa_plus(folder: Path, files: Mapping[str, Path]) -> Split:
-    """Reads the queries, the corpus and the relevant pairs of CoSQA+ from a folder.
+def load_cosqa_plus(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
+    """Reads the queries, the corpus and the relevant pairs of CoSQA+ from a folder, if any, as the split `test`.
 
     Args:
         files: the result of `files_of` for the folder.
     """
     names = max(_PLUS, key=lambda names: len(files.keys() & {*names}))
     missing = [name for name in names if name not in files]
+    if len(missing) == len(names):
+        return {}
     if missing:
         raise UserError(f"{folder}: CoSQA+ also needs {' and '.join(missing)}, plain or as .gz")
     queries, codes, pairs = map(files.get, names)
@@ -110,7 +103,7 @@ def load_cosqa_plus(folder: Path, files: Mapping[str, Path]) -> Split:
     labels = parsed_list(pairs, lambda row: (int(row["query-idx"]), str(int(row["code-idx"])), int(row["label"])))
     # The file also contains pairs of training and dev queries, which are skipped.
     right = [(texts[query], code, 1.0) for query, code, label in labels if label and query in texts]
-    return graded_split(right, corpus, pairs, queries=texts.values())
+    return {"test": graded_split(right, corpus, pairs, queries=texts.values())}
 
 
 def _numbered(path: Path, name: str) -> dict[int, str]:

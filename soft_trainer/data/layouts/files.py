@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from soft_trainer.errors import UserError
@@ -48,7 +48,7 @@ def files_of_splits(folder: Path, split_of: Callable[[str], str | None]) -> dict
     return found
 
 
-def check_spelling(paths: Iterable[Path], found: Iterable[str]) -> None:
+def check_spelling(paths: Iterable[Path], found: Collection[str]) -> None:
     """Checks for misspelt splits among files of rows, such as `tset.jsonl` next to `train.jsonl`.
 
     Args:
@@ -61,7 +61,7 @@ def check_spelling(paths: Iterable[Path], found: Iterable[str]) -> None:
     for path in paths:
         base, _, ending = path.name.partition(".")
         base = SHARD.sub("", base)
-        if base.lower() not in SPLIT_NAMES and (near := _near_split(base, found)):
+        if near := _near_split(base, found):
             raise UserError(f"{path}: not the name of a split; did you mean {near}.{ending}?")
 
 
@@ -80,14 +80,15 @@ def check_names(names: Iterable[str]) -> None:
         if split is not None:
             found[split] = name
     for name in names:
-        if name.lower() not in SPLIT_NAMES and (near := _near_split(name, found)):
+        if near := _near_split(name, found):
             raise UserError(f"{name!r} is not the name of a split; did you mean {near!r}?")
 
 
-def _near_split(name: str, found: Iterable[str]) -> str | None:
-    """Returns the name of a missing split that is similar to `name`, or None. Without `found` splits, returns None."""
-    found = set(found)
-    missing = [known for known, split in SPLIT_NAMES.items() if found and split not in found]
+def _near_split(name: str, found: Collection[str]) -> str | None:
+    """Returns the name of a missing split that is similar to `name`, or None. `found` has the other splits."""
+    if not found or name.lower() in SPLIT_NAMES:
+        return None
+    missing = [known for known, split in SPLIT_NAMES.items() if split not in found]
     return next(iter(difflib.get_close_matches(name.lower(), missing, n=1, cutoff=0.75)), None)
 
 
@@ -98,29 +99,27 @@ def check_shards(paths: list[Path], split: str) -> None:
         UserError: the split has several files that are not shards, such as `train.csv` and `train.jsonl`, or a shard
             is missing.
     """
-    kinds = set()
-    found = set()
+    sets = {}  # the first file of each set of shards
+    numbers = set()
+    total = 0
     for path in paths:
         name, *endings = uncompressed_name(path.name).split(".")
         shard = SHARD.search(name)
         if shard is None:
-            kinds.add((name, *endings, path))
+            sets[path] = path
         else:
-            kinds.add((name[: shard.start()], *endings))
-            found.add((int(shard[1]), int(shard[2])))
-    if len(kinds) > 1:
-        names = " and ".join(path.name for path in paths[:2])
-        raise UserError(f"{paths[0].parent}: {names} both contain rows of {split}; keep only one of them")
-    totals = {total for _, total in found}
-    if len(totals) > 1:
+            numbers.add(int(shard[1]))
+            total = int(shard[2])
+            sets.setdefault((name[: shard.start()], total, *endings), path)
+    if len(sets) > 1:
+        names = " and ".join(path.name for path in [*sets.values()][:2])
         raise UserError(
-            f"{paths[0].parent}: the shards of {split} disagree about their number; keep one set of shards"
+            f"{paths[0].parent}: {names} both contain rows of {split}; keep only one file or set of shards"
         )
-    for total in totals:
-        start = 1 if (total, total) in found else 0
-        missing = [number for number in range(start, start + total) if (number, total) not in found]
-        if missing:
+    start = 1 if total in numbers else 0
+    for number in range(start, start + total):
+        if number not in numbers:
             raise UserError(
                 f"{paths[0].parent}: {paths[0].name} is one of {total} shards of {split}, but shard "
-                f"{missing[0]:05d} is missing or in a format that is not read; add it, or pass only this shard's path"
+                f"{number:05d} is missing or in a format that is not read; add it, or pass only this shard's path"
             )

@@ -39,8 +39,8 @@ def split_of_grades(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, pat
         codes = np.unique(grades["code"])
         corpus = corpus.select(codes)
     kept = grades[grades["query"].isin(answered)]
-    places = [np.searchsorted(answered, kept["query"]), np.searchsorted(codes, kept["code"])]
-    return Split.from_grades(queries.select(answered), corpus, np.stack(places, axis=1), kept["grade"])
+    locations = [np.searchsorted(answered, kept["query"]), np.searchsorted(codes, kept["code"])]
+    return Split.from_grades(queries.select(answered), corpus, np.stack(locations, axis=1), kept["grade"])
 
 
 def graded_split(
@@ -105,7 +105,7 @@ def parsed_list(path: Path, read: Callable) -> list:
 def parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
     """Applies `read` to each (location, entry). Raises UserError with the location of an invalid entry."""
     rows = []
-    for place, entry in entries:
+    for location, entry in entries:
         try:
             rows.append(read(entry))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -113,7 +113,7 @@ def parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
                 reason = error
             else:
                 reason = f"not in the published format: {error!r}"
-            raise UserError(f"{place}: {reason}") from None
+            raise UserError(f"{location}: {reason}") from None
     return rows
 
 

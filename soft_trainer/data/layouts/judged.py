@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from soft_trainer.data.layouts.beir import is_beir, load_beir
-from soft_trainer.data.layouts.cosqa import has_cosqa, has_cosqa_plus, load_cosqa, load_cosqa_plus
+from soft_trainer.data.layouts.cosqa import load_cosqa, load_cosqa_plus
 from soft_trainer.data.layouts.files import files_of
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
@@ -23,11 +23,8 @@ def load_judged(folder: Path) -> dict[str, Split]:
     if is_beir(folder):
         return load_beir(folder)
     files = files_of(folder)
-    splits = {}
-    if has_cosqa(files):
-        splits = load_cosqa(folder, files)
-    if has_cosqa_plus(files):
-        if "test" in splits:
-            raise UserError(f"{folder}: both CoSQA and CoSQA+ have test queries; put them into separate folders")
-        splits["test"] = load_cosqa_plus(folder, files)
-    return splits
+    splits = load_cosqa(folder, files)
+    plus = load_cosqa_plus(folder, files)
+    if splits.keys() & plus.keys():
+        raise UserError(f"{folder}: both CoSQA and CoSQA+ have test queries; put them into separate folders")
+    return splits | plus

@@ -18,7 +18,7 @@ from datasets import Dataset, Features, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset
-from soft_trainer.data.column_names import is_list_text, may_hold_lists
+from soft_trainer.data.column_names import NEGATIVE, POSITIVES, is_list_text
 from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of, files_of_splits
 from soft_trainer.data.plain_columns import (
     AT_ONCE,
@@ -32,8 +32,6 @@ from soft_trainer.data.plain_columns import (
 )
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
-    UNREADABLE,
-    check_utf8,
     open_bytes,
     open_text,
     read_json,
@@ -57,11 +55,6 @@ logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # it 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def is_saved(folder: Path) -> bool:
-    """Returns True if a folder contains a data set saved with `Dataset.save_to_disk`."""
-    return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
-
-
 def format_of(name: str) -> str | None:
     """Returns the format that a file's name implies ("json", "csv", "tsv" or "parquet"), or None for other files."""
     return FORMATS.get(Path(uncompressed_name(name)).suffix.lower())
@@ -83,18 +76,31 @@ def _base(name: str) -> str | None:
     return None
 
 
-def read_splits(path: Path) -> dict[str, Dataset]:
-    """Reads rows from a file, a folder of files, or a folder written by `save_to_disk`. Returns them keyed by split.
+def read_splits(path: Path) -> tuple[dict[str, Dataset], dict[str, str], bool]:
+    """Reads rows from a file, a folder of files, or a folder written by `save_to_disk`.
+
+    Returns:
+        The rows, keyed by split; the path of each split's file, for messages, without splits of several files; and
+        whether splits are named: by a file such as `train.csv`, or in a `DatasetDict`.
 
     Raises:
         UserError: the rows cannot be read.
     """
+    files: dict[str, list[Path]] = {}
     with _reading(path):
-        if path.is_dir() and is_saved(path):
+        if any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
             loaded = load_from_disk(str(path))
+            named = isinstance(loaded, dict)
         else:
-            loaded = _read_files(path)
-    return named_splits(loaded if isinstance(loaded, dict) else {"train": loaded})
+            files = row_files(path)
+            if not files:
+                raise UserError(f"{path}: no rows; expected {ACCEPTED} files, such as train.jsonl or rows.csv")
+            named = split_of(next(iter(files.values()))[0].name) is not None
+            loaded = {split: concatenated(list(map(read_file, paths))) for split, paths in files.items()}
+    splits = named_splits(loaded if isinstance(loaded, dict) else {"train": loaded})
+    if files and path.is_dir():
+        _name_skipped(path, files)
+    return splits, {split: str(paths[0]) for split, paths in files.items() if len(paths) == 1}, named
 
 
 def named_splits(loaded: Mapping[str, Dataset]) -> dict[str, Dataset]:
@@ -125,15 +131,6 @@ def _reading(source: str | Path) -> Iterator[None]:
         raise UserError(f"{source}: cannot be read: {reason}") from error
 
 
-def names_splits(source: Path) -> bool:
-    """Returns True if a source has named splits: a file such as `train.csv`, a folder of them, or a `DatasetDict`."""
-    if is_saved(source):
-        return (source / "dataset_dict.json").is_file()
-    if source.is_dir():
-        return bool(files_of_splits(source, split_of))
-    return split_of(source.name) is not None
-
-
 def row_files(source: Path) -> dict[str, list[Path]]:
     """Returns the paths of the row files in a folder, or of a single file, keyed by split.
 
@@ -153,35 +150,18 @@ def row_files(source: Path) -> dict[str, list[Path]]:
     return {"train": unnamed} if unnamed else {}
 
 
-def file_places(source: Path) -> dict[str, str]:
-    """Returns the path of each split's file, for messages. Skips splits with several files."""
-    if is_saved(source):
-        return {}
-    return {split: str(files[0]) for split, files in row_files(source).items() if len(files) == 1}
-
-
-def _read_files(source: Path) -> dict[str, Dataset]:
-    """Reads the row files of a folder, or a single file, and returns the rows keyed by split."""
-    files = row_files(source)
-    if not files:
-        raise UserError(f"{source}: no rows; expected {ACCEPTED} files, such as train.jsonl or rows.csv")
-    return {split: concatenated(list(map(read_file, paths))) for split, paths in files.items()}
-
-
-def name_skipped(source: Path) -> None:
-    """Prints the files in a folder that seem to contain rows but are not read, such as `test.xlsx`."""
-    if not source.is_dir() or is_saved(source):
-        return
-    read = set(itertools.chain.from_iterable(row_files(source).values()))
+def _name_skipped(folder: Path, files: Mapping[str, list[Path]]) -> None:
+    """Prints the files in a folder that seem to contain rows but are not read (`files`), such as `test.xlsx`."""
+    read = set(itertools.chain.from_iterable(files.values()))
     skipped = []
-    for name, path in files_of(source).items():
+    for name, path in files_of(folder).items():
         of_split = SHARD.sub("", name.split(".")[0]).lower() in SPLIT_NAMES
         of_rows = format_of(name) and Path(name).suffix != ".json"
         if path not in read and name not in OTHER_FILES and (of_split or of_rows) and Path(name).suffix != ".txt":
             skipped.append(path.name)
     if skipped:
         print_on_main(
-            f"{source}: not reading {', '.join(skipped)}; rows are in {ACCEPTED} files named after a split "
+            f"{folder}: not reading {', '.join(skipped)}; rows are in {ACCEPTED} files named after a split "
             "(train, valid, test, codebase), or in files of which none is"
         )
 
@@ -234,7 +214,11 @@ def _read_json(path: Path) -> Iterator[dict]:
     Raises:
         UserError: a row is not a JSON object. The message gives the row.
     """
-    if ".jsonl" not in path.name.lower() and _first_character(path) == "[":
+    first = ""
+    if ".jsonl" not in path.name.lower():
+        with open_text(path) as file:
+            first = next(filter(str.strip, iter(lambda: file.read(1), "")), "")
+    if first == "[":
         for number, row in enumerate(read_json(path, list), 1):
             if not isinstance(row, dict):
                 raise UserError(f"{path}, row {number}: expected a JSON object, not {type(row).__name__}")
@@ -242,16 +226,6 @@ def _read_json(path: Path) -> Iterator[dict]:
         return
     for _, row in read_json_lines(path, replace=False):
         yield row
-
-
-def _first_character(path: Path) -> str:
-    try:
-        with open_text(path) as file:
-            return next(filter(str.strip, iter(lambda: file.read(1), "")), "")
-    except UNREADABLE as error:
-        if isinstance(error, UnicodeDecodeError):
-            check_utf8(path)  # raises an error with the line
-        raise UserError(f"{path}: cannot be read: {error}") from error
 
 
 def _read_csv(path: Path) -> Iterator[dict]:
@@ -262,21 +236,20 @@ def _read_csv(path: Path) -> Iterator[dict]:
             positives or negatives contains lists. The message gives the line. Or the header has another separator.
     """
     separator = SEPARATORS[format_of(path.name)]
-    check_utf8(path)
     limit = csv.field_size_limit(sys.maxsize)  # a field is a whole function
     try:
         with open_text(path, newline="") as file:
             rows = csv.reader(file, strict=True, delimiter=separator)
             header = _header(path, next(rows, []), separator)
-            lists = [place for place, name in enumerate(header) if may_hold_lists(name)]
+            lists = [number for number, name in enumerate(header) if name in POSITIVES or NEGATIVE.fullmatch(name)]
             line = rows.line_num
             for row in rows:
                 if row and len(row) != len(header):
                     raise UserError(_wrong_fields(path, line + 1, row, header))
-                for place in lists if row else ():
-                    if is_list_text(row[place]):
+                for number in lists if row else ():
+                    if is_list_text(row[number]):
                         raise UserError(
-                            f"{path}, line {line + 1}: column {header[place]!r} contains a list, which a CSV file "
+                            f"{path}, line {line + 1}: column {header[number]!r} contains a list, which a CSV file "
                             "cannot hold; use JSON Lines, or one row per positive with its negatives in columns such "
                             "as negative_1"
                         )
@@ -302,8 +275,8 @@ def _header(path: Path, header: list[str], separator: str) -> list[str]:
         expected = {",": "commas", "\t": "tabs"}[separator]
         raise UserError(f"{path}: columns must be separated by {expected}, not by {other!r}")
     names = []
-    for place, name in enumerate(header):
-        name = name or f"Unnamed: {place}"
+    for number, name in enumerate(header):
+        name = name or f"Unnamed: {number}"
         if name in names:
             raise UserError(f"{path}: two columns are called {name!r}; rename one of them")
         names.append(name)

@@ -23,19 +23,19 @@ from soft_trainer.run.rows import load_data
 @pytest.fixture
 def folder(tmp_path):
     """A BEIR folder with four codes, three queries, and graded judgments for train and test."""
-    place = tmp_path / "beir"
-    (place / "qrels").mkdir(parents=True)
+    folder = tmp_path / "beir"
+    (folder / "qrels").mkdir(parents=True)
     corpus = [
         {"_id": f"c{n}", "title": "f" if n else "", "text": f"return x + {n}", "language": "go"} for n in range(4)
     ]
     queries = [{"_id": f"q{n}", "text": f"adds {n} to x"} for n in range(3)]
-    (place / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in corpus))
-    with gzip.open(place / "queries.jsonl.gz", "wt") as file:
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in corpus))
+    with gzip.open(folder / "queries.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in queries)
     head = "query-id\tcorpus-id\tscore\n"
-    (place / "qrels" / "train.tsv").write_text(f"{head}q0\tc1\t1\nq0\tc3\t0\n")
-    (place / "qrels" / "test.tsv").write_text(f"{head}q2\tc2\t2\nq1\tc0\t1\nq2\tc0\t1\nq0\tc0\t0\n")
-    return place
+    (folder / "qrels" / "train.tsv").write_text(f"{head}q0\tc1\t1\nq0\tc3\t0\n")
+    (folder / "qrels" / "test.tsv").write_text(f"{head}q2\tc2\t2\nq1\tc0\t1\nq2\tc0\t1\nq0\tc0\t0\n")
+    return folder
 
 
 def test_the_judgments_of_each_file_are_a_split(folder, capsys):
@@ -150,13 +150,13 @@ def test_judged_ids_without_a_text_are_counted_and_left_out(folder, capsys, line
     assert (ignored or "test.tsv: 1 of 3") in (err := capsys.readouterr().err) and ("ignored" in err) == bool(ignored)
 
 
-def searched_by_itself(place, judged: str) -> None:
+def searched_by_itself(folder, judged: str) -> None:
     """Writes a folder whose corpus contains the queries, as in a search for similar functions."""
-    (place / "qrels").mkdir(parents=True)
+    (folder / "qrels").mkdir(parents=True)
     rows = "".join(json.dumps({"_id": f"d{n}", "text": f"return x + {n}"}) + "\n" for n in range(4))
-    (place / "corpus.jsonl").write_text(rows)
-    (place / "queries.jsonl").write_text(rows)
-    (place / "qrels" / "test.tsv").write_text(judged)
+    (folder / "corpus.jsonl").write_text(rows)
+    (folder / "queries.jsonl").write_text(rows)
+    (folder / "qrels" / "test.tsv").write_text(judged)
 
 
 def test_a_querys_own_document_is_not_ranked_unless_it_is_relevant(tmp_path):

@@ -124,9 +124,9 @@ ACCENTS = {
 @pytest.mark.parametrize("name", ACCENTS)
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 def test_a_file_in_another_encoding_is_named_with_the_row(tmp_path, name, encoding):
-    text, place = ACCENTS[name]
+    text, where = ACCENTS[name]
     if encoding == "utf-16":
-        place = f"{place.split()[0]} 1"  # it begins with a byte order mark
+        where = f"{where.split()[0]} 1"  # it begins with a byte order mark
     (tmp_path / name).write_text(text, encoding=encoding)
-    with refused(f"{tmp_path / name}, {place}: cannot be read in UTF-8", "save it as UTF-8"):
+    with refused(f"{tmp_path / name}, {where}: cannot be read in UTF-8", "save it as UTF-8"):
         load_rows(tmp_path)
