@@ -49,7 +49,8 @@ class OptionSpec:
     def range(self) -> str:
         """The valid range in words, such as "above 0" or "from 0 to 1"."""
         if self.above is not None:
-            return f"above {self.above}"
+            below = "" if self.below is None else f" and below {self.below}"
+            return f"above {self.above}{below}"
         if self.least is None:
             return "a finite number"
         if self.most is not None:

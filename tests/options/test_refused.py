@@ -225,6 +225,7 @@ MISTAKES = [
     ({"max_train_rows": 0}, "max_train_rows=0: must be 1 or more"),
     ({"lora_r": 0}, "lora_r=0: must be 1 or more"),
     ({"seed": -1}, "seed=-1: must be 0 or more"),
+    ({"test_fraction": 0.5}, "test_fraction=0.5: must be above 0 and below 0.5"),
     ({"adam_beta1": -1}, "adam_beta1=-1.0: must be from 0 to below 1"),
     ({"score_scale": "nan"}, "score_scale=nan: must be a finite number"),
     ({"dataloader_num_workers": -7}, "dataloader_num_workers=-7: must be -1 (chosen by the device), 0 or more"),
