@@ -49,7 +49,7 @@ class OptionSpec:
     def range(self) -> str:
         """The valid range in words, such as "above 0" or "from 0 to 1"."""
         if self.above is not None:
-            return f"above {self.above}"
+            return f"above {self.above}" + ("" if self.below is None else f" and below {self.below}")
         if self.least is None:
             return "a finite number"
         if self.most is not None:
