@@ -641,15 +641,17 @@ class SoftInfoNCETrainer(SavingTrainer):
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def set_initial_training_values(self, args, dataloader) -> tuple:
-        """Returns the lengths of training. After an early stop at the checkpoint, no epoch remains.
+        """Returns the lengths of training. After an early stop or the last step at the checkpoint, no epoch remains.
 
+        `Trainer` would take another step if the last one did not end an epoch.
         With `auto_find_batch_size`, each attempt begins here.
         """
         self.ongoing.guard = FiniteGuard(self.train_dataset)
         epochs, *others = super().set_initial_training_values(args, dataloader)
-        if not self.ongoing.stopped_early:
+        if self.ongoing.stopped_early:
+            print_on_main("early stopping has ended this training")
+        elif self.ongoing.step < others[-1]:
             return epochs, *others
-        print_on_main("early stopping has ended this training")
         self.ongoing.contexts.callback(lambda: setattr(self.state, "num_train_epochs", epochs))
         return 0, *others
 

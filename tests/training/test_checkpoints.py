@@ -160,17 +160,19 @@ class TerminatedInTheLastEvaluation(TrainerCallback):
 
 
 @pytest.mark.slow
-def test_a_signal_in_the_last_evaluation_loses_no_training(trainer_of):
-    options = {"save_strategy": "no", "eval_strategy": "steps", "eval_steps": 3, "logging_steps": 2}
+@pytest.mark.parametrize("steps", [3, 4])  # at the end of an epoch, and within one
+def test_a_signal_in_the_last_evaluation_loses_no_training(trainer_of, steps):
+    options = {"save_strategy": "no", "eval_strategy": "steps", "eval_steps": steps, "logging_steps": 3}
+    options |= {"max_steps": steps, "lr_scheduler_type": "constant"}
     trainer = trainer_of(**options)
     trainer.add_callback(TerminatedInTheLastEvaluation())
     with pytest.raises(SystemExit):
         trainer.train()
-    assert newest_complete(trainer.args.output_dir).endswith("checkpoint-3")
+    assert newest_complete(trainer.args.output_dir).endswith(f"checkpoint-{steps}")
     weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     again = trainer_of(**options)
     again.train(resume_from_checkpoint="last")
-    assert again.state.global_step == 3
+    assert again.state.global_step == steps
     losses = [each.state.log_history[-1]["train_loss"] for each in (trainer, again)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert all(torch.equal(weights[name], tensor) for name, tensor in again.model.state_dict().items())
