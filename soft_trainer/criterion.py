@@ -335,7 +335,8 @@ class Criterion:
                     "mean over queries, with a gradient for the scores"
                 )
             # Rare randomness, such as dropout of 1 %, may not show, and numpy's changes no state here.
-            random = not torch.equal(randomness, torch.get_rng_state()) or not torch.equal(loss, again)
+            same = torch.isclose(loss, again, equal_nan=True)
+            random = not torch.equal(randomness, torch.get_rng_state()) or not same
             if not random and not torch.isclose(loss, doubled, rtol=1e-3):
                 raise UserError(
                     f"{names} returned {loss:.4g} for a test batch, and {doubled:.4g} for the same queries twice: "
