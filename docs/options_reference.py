@@ -44,8 +44,8 @@ This page lists every option of `soft-trainer train`: what it does, its values a
 An option has the same name everywhere: `--epochs 3` in the shell, `epochs: 3` in a recipe. In Python, options for
 the loss, batches and training are arguments of `SoftInfoNCETrainingArguments`, which accepts only the first name of
 an option. An estimator of your own is passed as a callback, such as `callbacks=[MyEstimator()]`. Options for rows and
-the encoder are fields of `DataArguments` and `ModelArguments`. A run warns about, or refuses, every option that is set
-but has no effect.
+the encoder are fields of `DataArguments` and `ModelArguments`. A run warns about, or refuses, most options that are
+set but have no effect.
 """
 STUB_HEAD = '''\
 """Declares the training arguments for editors. `python docs/options_reference.py` writes this file."""

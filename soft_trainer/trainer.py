@@ -532,7 +532,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             if self._overflows is not None:
                 logs["fp16_overflows"] = self._overflows.count
         if "train_loss" in logs:  # `Trainer` averages only over the steps since a checkpoint was loaded
-            logs["train_loss"] = self.losses() / max(self.state.global_step, 1)
+            logs["train_loss"] = self.losses(unlogged=0.0) / max(self.state.global_step, 1)
         super().log(logs, start_time)
 
     # ---- Before the first step, and after the last ----
@@ -642,15 +642,17 @@ class SoftInfoNCETrainer(SavingTrainer):
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def set_initial_training_values(self, args, dataloader) -> tuple:
-        """Returns the lengths of training. After an early stop at the checkpoint, no epoch remains.
+        """Returns the lengths of training. After an early stop or the last step at the checkpoint, no epoch remains.
 
+        `Trainer` would take another step if the last one did not end an epoch.
         With `auto_find_batch_size`, each attempt begins here.
         """
-        self.ongoing.guard = FiniteGuard(self.train_dataset, self.ongoing.losses_before)
+        self.ongoing.guard = FiniteGuard(self.train_dataset)
         epochs, *others = super().set_initial_training_values(args, dataloader)
-        if not self.ongoing.stopped_early:
+        if self.ongoing.stopped_early:
+            print_on_main("early stopping has ended this training")
+        elif self.ongoing.step < others[-1]:
             return epochs, *others
-        print_on_main("early stopping has ended this training")
         self.ongoing.contexts.callback(lambda: setattr(self.state, "num_train_epochs", epochs))
         return 0, *others
 
@@ -866,14 +868,19 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     # ---- Checkpoints ----
 
-    def losses(self) -> float:
+    def losses(self, unlogged: float) -> float:
         """Returns the sum of the losses of all steps so far. Every process calls this method.
+
+        `Trainer` counts what `training_step` returns, which a subclass may override.
+
+        Args:
+            unlogged: the sum of this process's losses that `Trainer` has not added to its total yet.
 
         Raises:
             NotFiniteError: the loss or the gradient became NaN or infinite.
         """
         self.ongoing.guard.check()
-        return fmean(distributed.gather_numbers(self.ongoing.guard.total))
+        return self.ongoing.losses_before + fmean(distributed.gather_numbers(self._total_loss_scalar + unlogged))
 
     def save_rolling_checkpoint(self) -> None:
         """Saves a checkpoint of the current step to the subfolder ROLLING, and removes the previous one.
@@ -965,7 +972,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
         `Trainer` would delete old ones (`save_total_limit`) while the new one is incomplete.
         """
-        losses = self.losses()
+        losses = self.losses(self._tr_loss.item() if self.is_in_train else 0.0)  # added when training ends
         self._add_new_tokens()
         run = self._get_output_dir(trial)
         folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"

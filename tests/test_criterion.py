@@ -4,10 +4,13 @@ import copy
 import dataclasses
 import functools
 import json
+import random
 
+import numpy as np
 import own_losses
 import pytest
 import torch
+from refusals import refused
 from torch.nn import functional as F
 
 from soft_trainer import losses
@@ -325,13 +328,29 @@ def test_a_function_from_python_is_kept_by_its_name():
     assert resolve_loss(args, object()).loss_function is own_losses.hinge
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5])
-def test_a_random_loss_is_not_compared_with_itself(share):
-    def dropped(scores, positives):
-        return own_losses.info_nce(F.dropout(scores, share), positives)
+@pytest.mark.parametrize(
+    "noisy",
+    [
+        lambda scores: F.dropout(scores, 0.01),
+        lambda scores: F.dropout(scores, 0.5),
+        lambda scores: scores * (1 + random.random()),
+        lambda scores: scores * torch.from_numpy(np.random.rand(*scores.shape)),
+    ],
+)
+def test_a_random_loss_is_not_compared_with_itself(noisy):
+    def loss(scores, positives):
+        return own_losses.info_nce(noisy(scores), positives)
 
     for _ in range(20):
-        assert resolve_loss(SoftInfoNCEOptions(loss=dropped)).loss_function is dropped
+        assert resolve_loss(SoftInfoNCEOptions(loss=loss)).loss_function is loss
+
+
+def test_a_weighting_without_a_number_is_named():
+    def raw(similarity):
+        return similarity
+
+    with refused("raw returned nan for a test batch"):
+        resolve_loss(SoftInfoNCEOptions(weighting=raw), object())
 
 
 class Scaled:

@@ -39,15 +39,10 @@ class FiniteGuard:
 
     Args:
         rows: the training rows. The error message lists the rows of the batch with their urls or queries.
-        total: the sum of the losses before the first step, from a checkpoint.
-
-    Attributes:
-        total: the sum of all losses that were checked.
     """
 
-    def __init__(self, rows: Dataset, total: float = 0.0):
+    def __init__(self, rows: Dataset):
         self.rows = rows
-        self.total = total
         self._last_finite: tuple[int, float] | None = None
         self._pending: tuple[int, DelayedNumber, np.ndarray] | None = None
         self._pending_norm: tuple[int, DelayedNumber] | None = None
@@ -92,7 +87,6 @@ class FiniteGuard:
                     before = "step {} had {:.4g}".format(*self._last_finite)
                 raise NotFiniteError(self._message(f"loss of step {step} is {value} ({before})", rows.tolist()))
             self._last_finite = (step, value)
-            self.total += value
             self._of_steps[step] = self._of_steps.get(step, 0.0) + value
         if self._pending_norm is not None:
             step, norm = self._pending_norm

@@ -28,6 +28,7 @@ class Training:
     Attributes:
         prepared: what was computed from the rows before the first step, or None before that.
         losses_before: the sum of the losses of all steps before the checkpoint.
+        step: the step of the checkpoint, or 0.
         stopped_early: True if early stopping ended training at the checkpoint.
         guard: raises an error if a loss is not finite.
         stopping: handles signals, and decides when a rolling checkpoint is due.
@@ -40,11 +41,13 @@ class Training:
         self.checkpoint = checkpoint
         self.prepared: PreparedRows | None = None
         self.losses_before = 0.0
+        self.step = 0
         self.stopped_early = False
         if checkpoint is not None:
             self.losses_before = read_json(Path(checkpoint) / MARKER).get("losses") or 0.0
-            stored = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME)).stateful_callbacks
-            states = stored.get(EarlyStoppingCallback.__name__, [])
+            stored = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+            self.step = stored.global_step
+            states = stored.stateful_callbacks.get(EarlyStoppingCallback.__name__, [])
             for each in [states] if isinstance(states, dict) else states:  # a list if there are several
                 callback = EarlyStoppingCallback.from_state(each)
                 self.stopped_early |= callback.early_stopping_patience_counter >= callback.early_stopping_patience

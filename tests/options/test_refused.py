@@ -223,6 +223,7 @@ def test_every_declared_limit_is_checked():
 MISTAKES = [
     # One row for each class that declares options, and for those of transformers.
     ({"max_train_rows": 0}, "max_train_rows=0: must be 1 or more"),
+    ({"test_fraction": 0.7}, "test_fraction=0.7: must be above 0 and below 0.5"),
     ({"lora_r": 0}, "lora_r=0: must be 1 or more"),
     ({"seed": -1}, "seed=-1: must be 0 or more"),
     ({"test_fraction": 0.5}, "test_fraction=0.5: must be above 0 and below 0.5"),

@@ -12,6 +12,7 @@ from refusals import refused
 from trainings import check_weights, fingerprint_of
 from transformers import TrainerCallback
 
+from soft_trainer import SoftInfoNCETrainer
 from soft_trainer.errors import UserError
 from soft_trainer.training.output_folder import MARKER, compared, mark_complete, newest_complete, saving_checkpoint
 
@@ -67,17 +68,35 @@ def test_weights_alone_are_refused(trainer_of, checkpoint):
         compared(lambda: found, checkpoint)
 
 
+class Twice(SoftInfoNCETrainer):
+    """A trainer whose step has two passes, as adversarial training does."""
+
+    def training_step(self, *args):
+        super().training_step(*args)
+        return super().training_step(*args)
+
+
+class OwnStep(SoftInfoNCETrainer):
+    def training_step(self, model, inputs, *args):
+        loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
 @pytest.mark.slow
-def test_the_loss_of_a_resumed_run_is_the_mean_of_the_whole_run(trainer_of):
+@pytest.mark.parametrize("kind", [SoftInfoNCETrainer, Twice, OwnStep])
+def test_the_loss_of_a_resumed_run_is_the_mean_of_the_whole_run(trainer_of, kind):
     options = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 9, "max_steps": 5, "logging_steps": 3}
-    whole = trainer_of(**options)
+    whole = trainer_of(kind=kind, **options)
     whole.train()
-    again = trainer_of(**options)
+    again = trainer_of(kind=kind, **options)
     checkpoint = f"{again.args.output_dir}/checkpoint-2"
     output = again.train(resume_from_checkpoint=checkpoint)
     losses = [each.state.log_history[-1]["train_loss"] for each in (whole, again)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert output.training_loss == losses[1]
+    logged = [entry["loss"] for entry in again.state.log_history if "loss" in entry]
+    assert 0.5 < losses[1] / logged[0] < 1.5
 
 
 @pytest.mark.slow
@@ -141,17 +160,19 @@ class TerminatedInTheLastEvaluation(TrainerCallback):
 
 
 @pytest.mark.slow
-def test_a_signal_in_the_last_evaluation_loses_no_training(trainer_of):
-    options = {"save_strategy": "no", "eval_strategy": "steps", "eval_steps": 3, "logging_steps": 2}
+@pytest.mark.parametrize("steps", [3, 4])  # at the end of an epoch, and within one
+def test_a_signal_in_the_last_evaluation_loses_no_training(trainer_of, steps):
+    options = {"save_strategy": "no", "eval_strategy": "steps", "eval_steps": steps, "logging_steps": 3}
+    options |= {"max_steps": steps, "lr_scheduler_type": "constant"}
     trainer = trainer_of(**options)
     trainer.add_callback(TerminatedInTheLastEvaluation())
     with pytest.raises(SystemExit):
         trainer.train()
-    assert newest_complete(trainer.args.output_dir).endswith("checkpoint-3")
+    assert newest_complete(trainer.args.output_dir).endswith(f"checkpoint-{steps}")
     weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     again = trainer_of(**options)
     again.train(resume_from_checkpoint="last")
-    assert again.state.global_step == 3
+    assert again.state.global_step == steps
     losses = [each.state.log_history[-1]["train_loss"] for each in (trainer, again)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert all(torch.equal(weights[name], tensor) for name, tensor in again.model.state_dict().items())
