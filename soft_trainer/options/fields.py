@@ -432,7 +432,7 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     train_sampling_strategy: str = option(
         "random",
         "How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice), "
-        "group_by_length, one_language, or similar (the default for search encoders).",
+        "group_by_length, one_language, or similar. Default: similar for search encoders, otherwise random.",
         choices=STRATEGIES,
         group="batches",
         common=True,
@@ -478,8 +478,10 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     def unread(self) -> dict[str, str]:
         """The options for the estimator that have no effect beside the others, each with the reason."""
         reasons = {}
+        bm25 = ("bm25_idf", "bm25_scope", "bm25_document_column")
         if self.estimator not in (None, "none") and not self.reads_estimator():
-            reasons["estimator"] = "loss=info_nce has no weights, and neither batches nor negatives use an estimator"
+            why = "loss=info_nce has no weights, and neither batches nor negatives use an estimator"
+            reasons |= dict.fromkeys(("estimator", *bm25), why)
         if self.estimator != "bm25":
-            reasons |= dict.fromkeys(("bm25_idf", "bm25_scope", "bm25_document_column"), "the estimator is not bm25")
+            reasons |= dict.fromkeys(bm25, "the estimator is not bm25")
         return reasons

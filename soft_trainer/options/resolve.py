@@ -24,6 +24,8 @@ REFUSED = {
     "prediction_loss_only": "evaluation ranks functions and computes no loss",
     "eval_accumulation_steps": "an evaluation keeps only the embeddings",
     "include_for_metrics": "compute_metrics gets ranks, top functions and targets",
+    "batch_eval_metrics": "compute_metrics gets the ranks of all queries at once",
+    "eval_use_gather_object": "processes exchange embeddings and ranks",
     "ddp_static_graph": "the number of forward passes changes from batch to batch",
 }
 REFUSED_OF_ACCELERATOR = {

@@ -30,7 +30,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         seed: Random seed for rows, batches, dropout and new weights.
         use_cpu: Use the CPU even if there is a GPU.
         train_sampling_strategy: How rows are grouped into batches: random, sequential, no_duplicates (no query or
-            function twice), group_by_length, one_language, or similar (the default for search encoders).
+            function twice), group_by_length, one_language, or similar. Default: similar for search encoders,
+            otherwise random.
         estimator: Estimator for weights and similar rows: none, bm25, trained_model, simcse, initial_model, scores,
             or module:Class. initial_model is the encoder before training. Default: initial_model for search encoders,
             none for base, the teacher of distilled ones, otherwise bm25.
@@ -127,7 +128,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Use the CPU even if there is a GPU. Default: False."""
     train_sampling_strategy: str = "random"
     """How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice),
-    group_by_length, one_language, or similar (the default for search encoders). Default: 'random'."""
+    group_by_length, one_language, or similar. Default: similar for search encoders, otherwise random."""
     estimator: str | None = "bm25"
     """Estimator for weights and similar rows: none, bm25, trained_model, simcse, initial_model, scores, or
     module:Class. initial_model is the encoder before training. Default: initial_model for search encoders, none for

@@ -132,6 +132,11 @@ def check_encoder(model: PreTrainedModel, tokenizer, profile: EncoderProfile) ->
             f"processing_class: the tokenizer has {tokens:,} tokens, but the model has vectors for only {vectors:,}; "
             f"call model.resize_token_embeddings({tokens})"
         )
+    if profile.data_flow_length and None in (tokenizer.cls_token_id, tokenizer.sep_token_id):
+        raise UserError(
+            f"data_flow_length={profile.data_flow_length}: the tokenizer has no tokens that begin and end a function "
+            "before its data flow (cls_token, sep_token); set data_flow_length=0"
+        )
 
 
 def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
@@ -291,7 +296,9 @@ def check_evaluated(args, eval_dataset, stops_early: bool) -> None:
         UserError: something is missing.
     """
     if stops_early and args.eval_strategy == "no":
-        raise UserError("EarlyStoppingCallback: set eval_strategy to steps or epoch, because it reads the metrics")
+        raise UserError(
+            "early_stopping_patience, EarlyStoppingCallback: set eval_strategy to steps or epoch, which yield metrics"
+        )
     if stops_early and args.metric_for_best_model is None:
         raise UserError('EarlyStoppingCallback: set metric_for_best_model, for example to "mrr"')
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):

@@ -26,6 +26,7 @@ from soft_trainer.options.defaults import estimator_name
 from soft_trainer.options.option_spec import changed_options, references
 from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.training.negatives import negatives_to_draw
+from soft_trainer.training.output_folder import CONTINUED
 from soft_trainer.training.run_fingerprint import affects_results, option_values
 
 PLOTTED = {"loss": "training loss", "eval_mrr": "MRR on valid"}  # keys of the trainer's log, with titles of plots
@@ -166,6 +167,8 @@ def course_table(trainer) -> dict[str, object]:
     if seconds is not None and trainer.args.resume_from_checkpoint is None:
         course["train runtime, s"] = round(seconds, 1)
         course["seconds per step, with evaluations"] = round(seconds / max(state.global_step, 1), 4)
+    if lengths := trainer.run_fingerprint.get(CONTINUED):
+        course[CONTINUED] = "; ".join(lengths)
     return course
 
 

@@ -117,9 +117,8 @@ ARGUMENTS = {
 REFUSED_VALUES = {"dataloader_persistent_workers", "accelerator_config", "fp16", "report_to"}
 # Options for batch-wise evaluation, labels, tokens and kernels of other models. Nothing here reads them.
 UNREAD = """
-    batch_eval_metrics use_liger_kernel enable_jit_checkpoint dataloader_in_order
-    eval_do_concat_batches
-    eval_use_gather_object label_names length_column_name average_tokens_across_devices liger_kernel_config
+    use_liger_kernel enable_jit_checkpoint dataloader_in_order eval_do_concat_batches label_names length_column_name
+    average_tokens_across_devices liger_kernel_config
 """.split()
 # Options that only `Trainer` reads. This package neither reads nor affects them.
 UNTOUCHED = """

@@ -19,6 +19,7 @@ TRAINING = [
     ("estimator", "initial_model", {"loss": "info_nce"}, {}),
     ("estimator", "initial_model", {"loss": "info_nce"}, {"loss": "info_nce", "train_sampling_strategy": "similar"}),
     ("bm25_idf", "lucene", {"estimator": "simcse"}, {}),
+    ("bm25_idf", "robertson", {"loss": "info_nce"}, {"loss": "soft_info_nce"}),
     ("bm25_scope", "corpus", {"estimator": "none"}, {"estimator": "bm25"}),
     ("bm25_document_column", "code", {"estimator": "initial_model"}, {"estimator": "bm25"}),
 ]

@@ -142,7 +142,7 @@ def test_early_stopping_is_an_option_of_the_shell(script, encoder_dir, data_dir,
     state = json.loads((tmp_path / "shell" / "trainer_state.json").read_text())
     assert state["epoch"] == 3  # the first epoch sets the best, and two more do not improve it
     code, said = script(**options | {"eval_strategy": "no", "output_dir": tmp_path / "other"})
-    assert code == 2 and "EarlyStoppingCallback: set eval_strategy to steps or epoch" in said[-1]
+    assert code == 2 and "early_stopping_patience, EarlyStoppingCallback: set eval_strategy" in said[-1]
 
 
 def test_a_loss_without_weights_fits_no_estimator_in_the_shell(script, encoder_dir, data_dir, tmp_path):
