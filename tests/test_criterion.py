@@ -149,7 +149,7 @@ def loop_over_right_answers(criterion, scores, similarity, negatives):
 @pytest.mark.parametrize("loss", PURE)
 @pytest.mark.parametrize("distill_weight", [0.0, 0.3])
 @pytest.mark.parametrize("masked", [False, True])
-def test_several_right_answers_against_a_plain_loop(loss, distill_weight, masked):
+def test_several_positives_against_a_plain_loop(loss, distill_weight, masked):
     generator = torch.Generator().manual_seed(5)
     scores, similarity = 3 * torch.randn(2, 4, 9, generator=generator, dtype=torch.float64)
     # A mask may already exclude a relevant code from the negatives, like the mask of false negatives.

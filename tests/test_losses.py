@@ -80,7 +80,7 @@ def test_gradcheck(loss):
 
 
 @every_loss
-def test_negatives_left_out_equal_deleted_columns(loss):
+def test_masked_negatives_equal_deleted_columns(loss):
     scores, similarity = batch(4, 9)
     positives = torch.arange(3, 7)
     negatives = torch.rand(4, 9, generator=torch.Generator().manual_seed(2)) < 0.6

@@ -177,7 +177,7 @@ def test_a_run_without_training_only_measures(script, data_dir, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_default_output_folder_says_what_was_trained(script, data_dir, tmp_path):
+def test_the_default_output_folder_is_named_after_the_run(script, data_dir, tmp_path):
     options = TINY | {"data_dir": data_dir, "max_steps": 1, "lexical": "false", "save_strategy": "no"}
     assert script(**options)[0] == 0
     assert (tmp_path / "outputs/scratch-32x1-python-soft_info_nce-bm25/model.safetensors").is_file()

@@ -178,7 +178,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_names_its_rows(trainer_
         ({"gradient_cache_chunk_size": 4}, ".*: set gradient_cache_chunk_size=2, which does not change the batch, or"),
     ],
 )
-def test_a_step_that_runs_out_of_memory_says_what_to_set(trainer_of, monkeypatch, options, words):
+def test_a_step_that_runs_out_of_memory_advises_what_to_set(trainer_of, monkeypatch, options, words):
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
@@ -207,7 +207,7 @@ def test_the_arguments_may_say_what_to_resume_from(trainer_of, capsys):
         ("no", "no checkpoint", "starts from the first step"),
     ],
 )
-def test_an_interruption_says_what_is_kept_and_how_to_go_on(trainer_of, save_strategy, kept, goes_on):
+def test_an_interruption_reports_what_is_kept_and_how_to_continue(trainer_of, save_strategy, kept, goes_on):
     def interrupt(model):
         raise KeyboardInterrupt
 

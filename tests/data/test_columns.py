@@ -30,7 +30,7 @@ def answers(tmp_path):
     return path
 
 
-def test_the_web_page_of_a_row_is_no_id(answers):
+def test_the_web_page_of_a_row_is_not_an_id(answers):
     splits = load_rows(answers)
     pairs = splits["test"].to_pairs()
     assert pairs["code"][:] == [query.replace("add", "x +") for query in pairs["docstring"]] and len(pairs) == 20
@@ -76,7 +76,7 @@ def test_rows_without_a_code_are_matched_by_url(tmp_path):
     assert test.queries["url"][:] == test.corpus["url"][:] == ["u2"]
 
 
-def test_a_split_says_what_it_holds(answers):
+def test_a_split_describes_its_content(answers):
     splits = load_rows(answers)
     test = splits["test"]
     assert list(splits) == ["train", "valid", "test"] and len(test) == 20 and len(test.corpus) == 40

@@ -135,7 +135,7 @@ def test_equal_queries_equal_codes_and_a_repository_are_on_one_side(pairs, tmp_p
             assert sum(map(len, sides)) == len(set.union(*sides)) > 3
 
 
-def test_rows_without_a_text_are_named_or_left_out(pairs, tmp_path, capsys):
+def test_rows_without_a_text_are_named_or_skipped(pairs, tmp_path, capsys):
     rows = pairs.to_list()
     rows[3]["question"], rows[5]["answer"], rows[7]["answer"] = None, "  ", ""
     path = tmp_path / "a.jsonl"

@@ -122,7 +122,7 @@ def test_many_rows_with_one_id_take_little_memory():
     assert peak < 200e6
 
 
-def test_versions_of_a_code_are_right_answers_like_their_judgments():
+def test_versions_of_a_code_are_relevant_like_their_judgments():
     generator = np.random.default_rng(0)
     ids = [f"u{n}" for n in generator.integers(9, size=40)]
     rows = Dataset.from_dict({"docstring": ["q"] * 40, "code": ["c"] * 40, "url": ids})

@@ -166,7 +166,7 @@ def test_the_base_is_named_so_that_it_is_found_from_everywhere(adapted, base, pr
         assert base_name(adapted) == "someone/encoder"
 
 
-def test_the_profile_of_somebody_elses_adapter_is_that_of_its_base(folder, profile):
+def test_the_profile_of_a_foreign_adapter_is_that_of_its_base(folder, profile):
     (folder / "soft_trainer.json").unlink()
     (folder / "modules.json").unlink()
     assert resolve_profile(folder) == profile

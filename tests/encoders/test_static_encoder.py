@@ -121,7 +121,7 @@ print(sorted(set({modules}) & set(sys.modules)))
         assert lines == ["quick_sort", "[]"]
 
 
-def test_a_query_without_a_known_word_is_searched_by_words_and_the_index_says_so(folder, tmp_path):
+def test_a_query_without_a_known_word_is_searched_by_words_which_is_reported(folder, tmp_path):
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "a.py").write_text("def quick_sort(xs):\n    return sorted(xs)\n")

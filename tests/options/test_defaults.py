@@ -54,7 +54,7 @@ def options_after(tmp_path, encoder_dir):
     return choose
 
 
-def test_an_encoder_of_sentences_gets_hard_batches_and_a_line_says_so(options_after, capsys):
+def test_an_encoder_of_sentences_gets_hard_batches_which_is_reported(options_after, capsys):
     assert options_after() == CHOSEN
     assert (
         "Defaults for an encoder trained for search: learning_rate=6e-05, num_train_epochs=1, warmup_steps=0.1, "
@@ -315,7 +315,7 @@ def static(teacher, tmp_path):
     return distil_static(teacher, tmp_path / "static", 8, vocabulary_size=300)
 
 
-def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_after, static, teacher, capsys):
+def test_a_distilled_encoder_learns_from_its_teacher_which_is_reported(options_after, static, teacher, capsys):
     expected = DISTILLED | {"estimator_model": str(teacher), "train_sampling_strategy": "random"}
     assert options_after(model=static, names=expected) == expected
     line = capsys.readouterr().err.splitlines()[-1]
@@ -327,7 +327,7 @@ def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_
     assert options_after("--estimator", "none", model=static, names=DISTILLED) == without
 
 
-def test_an_encoder_whose_teacher_is_gone_trains_like_one_without_and_a_line_says_so(static, teacher, dataset, capsys):
+def test_an_encoder_whose_teacher_is_missing_trains_without_it_which_is_reported(static, teacher, dataset, capsys):
     shutil.rmtree(teacher)
     options = {"output_dir": "out", "use_cpu": True, "report_to": "none"}
     trainer = SoftInfoNCETrainer(str(static), SoftInfoNCETrainingArguments(**options), dataset)

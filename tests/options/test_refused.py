@@ -304,7 +304,7 @@ def test_a_loss_that_would_not_be_called_is_refused(trainer_of):
         trainer_of(arguments={"preprocess_logits_for_metrics": lambda *arguments: 0})
 
 
-def test_an_argument_that_is_no_encoder_is_refused(trainer_of):
+def test_an_argument_that_is_not_an_encoder_is_refused(trainer_of):
     for argument, value, word in (
         ("model", None, "model_init"),
         ("model", 3, "not int"),

@@ -338,7 +338,7 @@ def test_a_missing_column_is_named(files, words, tmp_path):
     ("names", "options"),
     [(("question", "answer"), {}), (("ask", "reply"), {"query_column": "ask", "code_column": "reply"})],
 )
-def test_splits_with_columns_of_their_own_are_read_as_data_dir_reads_them(names, options, tmp_path):
+def test_splits_with_other_columns_are_read_as_data_dir_reads_them(names, options, tmp_path):
     splits = {
         f"{split}.jsonl": [(f"{split} {n}", f"def {split}{n}()") for n in range(3)] for split in ("train", "test")
     }

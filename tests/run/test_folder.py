@@ -145,7 +145,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("case", STATES)
-def test_a_folder_is_new_stopped_done_or_somebody_else_s(case, tmp_path):
+def test_the_state_of_a_folder(case, tmp_path):
     make, expected, why = STATES[case]
     make(tmp_path)
     state = state_of(tmp_path, THIS)

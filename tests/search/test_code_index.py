@@ -352,7 +352,7 @@ def test_one_pattern_may_be_a_text(tree):
     assert index.patterns == {"exclude": ["*.md"], "include": ["*.log"]}
 
 
-def test_an_index_says_what_it_is(tree, index):
+def test_an_index_describes_itself(tree, index):
     assert repr(index) == f"CodeIndex({str(tree)!r}, files=6, chunks=12, model=None)"
     assert index.skipped() == {".env": "secret", "build/": "ignored", "debug.log": "ignored"}
 

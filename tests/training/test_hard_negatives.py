@@ -102,7 +102,7 @@ def test_the_column_names_rows_by_url_and_further_codes_by_text(make_trainer, ro
     check_loss(trainer, batch)
 
 
-def test_a_duplicate_that_a_query_does_not_meet_is_no_right_answer(make_trainer, rows):
+def test_a_duplicate_that_a_query_is_not_compared_with_is_not_a_positive(make_trainer, rows):
     # Row 1's negative is row 9, which has row 0's query, so row 0 is not compared with it.
     twin = rows[9] | {"docstring": rows[0]["docstring"], "docstring_tokens": rows[0]["docstring_tokens"]}
     chosen = with_column([*rows[:9], twin], [None, [twin["url"]], *[None] * 8])
@@ -187,7 +187,7 @@ def test_two_processes_have_the_columns_of_one(make_trainer, gather):
 # ---- Bad input ----
 
 
-def test_a_url_that_is_no_code_is_named_with_its_row(make_trainer, rows):
+def test_an_unknown_url_is_named_with_its_row(make_trainer, rows):
     values = [*[None] * 5, ["https://example.org/nowhere"], *[None] * 2]
     with pytest.raises(UserError, match="row 6: .*https://example.org/nowhere"):
         make_trainer(bm25(), with_column(rows[:8], values), negatives_per_query=1).train()

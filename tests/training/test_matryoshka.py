@@ -84,7 +84,7 @@ def test_evaluation_measures_every_number_of_dimensions(trainer_of, dataset, tmp
         assert 0 < metrics[f"eval_{name}"] <= 1
 
 
-def test_the_folder_says_so_and_gives_shorter_embeddings(trainer_of, dataset, tmp_path):
+def test_the_folder_stores_the_dimensions_and_gives_shorter_embeddings(trainer_of, dataset, tmp_path):
     from sentence_transformers import SentenceTransformer
 
     trainer = trainer_of(**DIMS, max_steps=1)

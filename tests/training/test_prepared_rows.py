@@ -124,7 +124,7 @@ def test_distilling_from_the_initial_model_adds_nothing_before_the_first_step(ma
 
 
 @pytest.mark.parametrize("false_negatives", ["mask", "positives", "ignore"])
-def test_duplicates_are_left_out_or_right_answers_or_negatives(make_trainer, rows, false_negatives):
+def test_duplicates_are_masked_or_positives_or_negatives(make_trainer, rows, false_negatives):
     twin = rows[0] | {"code": "def other(): pass", "code_tokens": ["other"]}
     [batch] = batches_of(make_trainer(bm25(), Dataset.from_list([*rows[:7], twin]), false_negatives=false_negatives))
     order = np.argsort(batch.rows)

@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_named(folder, name, text, words):
         ("q2\tc9\t0\n", None),  # of no matter
     ],
 )
-def test_judged_ids_without_a_text_are_counted_and_left_out(folder, capsys, line, ignored):
+def test_judged_ids_without_a_text_are_counted_and_skipped(folder, capsys, line, ignored):
     before = load_beir(folder)["test"]
     path = folder / "qrels" / "test.tsv"
     path.write_text(path.read_text() + line)

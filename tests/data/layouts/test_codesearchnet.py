@@ -52,7 +52,7 @@ def test_a_folder_gives_its_rows_in_order_with_codesearchnets_columns(write_fold
     assert data["test"].to_list() == rows[10:12]
 
 
-def test_other_columns_stay_and_blank_lines_are_left_out(write_folder, rows):
+def test_other_columns_are_kept_and_blank_lines_skipped(write_folder, rows):
     row = rows[0] | {"code_tokens": "def f ( )", "docstring_tokens": "sort a list", "stars": 7, "none": None}
     train = load_rows(write_folder(train=[row]))["train"]
     assert train.queries["stars"][:] == [7] and "none" not in train.queries.column_names

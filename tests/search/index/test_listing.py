@@ -22,7 +22,7 @@ def skipped(folder):
     return list_tree(str(folder)).skipped
 
 
-def test_files_are_left_out_for_their_names(tree):
+def test_files_are_skipped_for_their_names(tree):
     listing = list_tree(str(tree))
     assert set(listing.files) == {
         ".gitignore", "README.md", "src/server.go", "src/shop/cart.py", "src/shop/dates.py", "tests/test_cart.py",
@@ -102,7 +102,7 @@ def test_links_and_special_files_are_not_opened(tmp_path):
         (b"key = '''\n-----BEGIN RSA PRIVATE KEY-----\nabc'''\n", "secret"),
     ],
 )
-def test_files_are_left_out_for_their_content(tmp_path, content, reason):
+def test_files_are_skipped_for_their_content(tmp_path, content, reason):
     (tmp_path / "a.py").write_bytes(content)
     assert read_text(str(tmp_path), "a.py") == reason
 
@@ -231,7 +231,7 @@ def test_names_that_are_no_text_and_deep_folders_are_counted(tmp_path):
     assert sorted(skipped(tree).values()) == ["a name that is not UTF-8", "too deep"]
 
 
-def test_what_nobody_looks_for_is_left_out_and_counted(tmp_path):
+def test_generated_files_are_skipped_and_counted(tmp_path):
     kinds = {
         "Cargo.lock": "lock file", "locale/eu.po": "translation", "a.min.js": "minified", "a.csv": "data",
         "x/__snapshots__/a.snap": "snapshot", "large.json": "data", "vendor/": "vendored",

@@ -135,7 +135,7 @@ def test_copies_and_stubs_give_way(tmp_path, command):
 
 
 @pytest.mark.parametrize("folder", ["third_party", "src/3rdparty", "vendored", "node_modules", "a/_vendor"])
-def test_code_of_others_is_left_out_and_counted(tmp_path, folder):
+def test_vendored_code_is_excluded_and_counted(tmp_path, folder):
     tree = write_tree(tmp_path / "tree", {"src/a.py": "def a(): pass\n", f"{folder}/zlib/inflate.py": UPLOADS})
     index = CodeIndex.build(tree)
     assert index.statistics()["skipped"] == {"vendored": 1} and not index.search("repeat")
@@ -362,7 +362,7 @@ def test_a_query_without_spaces_finds_parts_of_a_text_without_spaces(tmp_path, q
     assert [(result.path, result.weak) for result in weak] == [("dates.py", True)]
 
 
-def test_a_query_of_which_nothing_is_known_finds_nothing_and_says_so(tmp_path):
+def test_a_query_of_unknown_words_finds_nothing_which_is_reported(tmp_path):
     index = CodeIndex.build(write_tree(tmp_path / "tree", DOCUMENTED))
     assert index.search("压缩图像") == []
     assert index.notices == ["no word of the query is in the index"]

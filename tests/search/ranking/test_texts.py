@@ -322,7 +322,7 @@ def test_a_stack_trace_begins_at_its_innermost_frame_in_the_tree(traced, text, p
 
 
 @pytest.mark.parametrize("text", [trace[0] for trace in TRACES.values()], ids=TRACES)
-def test_an_issue_that_quotes_a_stack_trace_is_no_trace(text):
+def test_an_issue_that_quotes_a_stack_trace_is_not_a_trace(text):
     assert frames(failure_first(text))
     assert not frames(failure_first(f"Prices are wrong\n\n```\n{text}```\n"))
     prose = "It says this when I sum my prices:\n\n" + "and more\n" * text.count("\n")
