@@ -225,13 +225,6 @@ def test_smallest_batch(options, smallest):
     assert Criterion(**options).smallest_batch == smallest
 
 
-def test_a_short_batch_has_weights_of_one():
-    scores, positives, similarity = batch(2, 4)
-    criterion = Criterion(alpha=1.5, beta=0.5)
-    value = criterion(scores, criterion.targets(positives, similarity=similarity))
-    torch.testing.assert_close(value, losses.info_nce(scores, positives), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("cancel", ["none", "top_k"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_targets_hold_only_what_the_loss_reads(loss, cancel):

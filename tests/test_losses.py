@@ -100,15 +100,6 @@ def test_masked_negatives_equal_deleted_columns(loss):
 
 
 @every_loss
-def test_positives_with_an_offset(loss):
-    scores, similarity = batch(3, 3)
-    others, alike = batch(3, 4, seed=1)
-    first = loss(torch.cat([scores, others], 1), torch.cat([similarity, alike], 1))
-    later = loss(torch.cat([others, scores], 1), torch.cat([alike, similarity], 1), torch.arange(4, 7))
-    torch.testing.assert_close(first, later, rtol=0, atol=1e-12)
-
-
-@every_loss
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(loss, dtype):
     scores, similarity = batch(dtype=dtype)

@@ -89,19 +89,6 @@ def test_a_data_frame_is_read_like_a_file(pairs):
         tables(load_rows(frame.assign(answer=[1, *frame["answer"][1:]])))
 
 
-def test_splits_that_are_there_stay_and_the_corpus_is_made_of_valid_and_test(pairs, tmp_path):
-    parts = {"train": range(20), "validation": range(20, 30), "test": range(30, 40)}
-    saved = DatasetDict({name: pairs.select(rows) for name, rows in parts.items()})
-    saved.save_to_disk(str(tmp_path / "saved"))
-    for name, rows in saved.items():
-        write(rows, tmp_path / "files" / f"{name}-00000-of-00001.parquet")
-    for source in ("saved", "files"):
-        data = load(tmp_path / source)
-        sizes = {split: len(rows) for split, rows in data.items()}
-        assert sizes == {"train": 20, "valid": 10, "test": 10, "codebase": 20}
-        assert all(url.startswith("code:") for url in data["train"]["url"])  # negatives refer to codes by these ids
-
-
 def test_texts_with_64_bit_offsets_become_plain_texts(pairs, tmp_path):
     texts, tokens = pa.large_string(), pa.large_list(pa.large_string())  # the types that polars writes
     words = [text.split() for text in pairs["question"]]
@@ -115,13 +102,6 @@ def test_a_path_may_hold_signs_of_a_pattern(pairs, tmp_path):
     path = write(pairs, tmp_path / "rows [v2] *" / "a.csv")
     for source in (path, path.parent):
         assert len(load(source)["train"]) == 32
-
-
-def test_words_of_a_table_that_pandas_would_drop_are_texts(pairs, tmp_path):
-    words = ["null", "None", "NA", "nan"]
-    rows = Dataset.from_dict({"query": [*words, *pairs["question"]], "code": [*words, *pairs["answer"]]})
-    data = load(write(rows, tmp_path / "a.csv"))
-    assert {*words} < {text for split in ("train", "valid", "test") for text in data[split]["docstring"]}
 
 
 def test_equal_queries_equal_codes_and_a_repository_are_on_one_side(pairs, tmp_path):

@@ -535,15 +535,6 @@ def test_bf16_is_the_default_on_a_device_that_computes_in_it(precision_of, devic
     assert precision_of(device=device, **options) == expected
 
 
-@pytest.mark.slow
-def test_trainers_with_the_same_arguments_may_differ_in_precision(encoder_dir, dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    args = SoftInfoNCETrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none")
-    rows = concatenate_datasets([dataset] * 2)
-    precisions = [SoftInfoNCETrainer(str(name), args, rows).precision for name in (BASE, encoder_dir, BASE)]
-    assert precisions == ["float32", "bf16", "float32"]
-
-
 def test_a_cpu_before_torch_2_11_trains_in_float32(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
     monkeypatch.delattr(torch.cpu, "get_capabilities")

@@ -347,11 +347,6 @@ def test_a_file_is_read_once_it_can_be_read(tree, monkeypatch):
     assert index.statistics()["skipped"]["unreadable"] == 5
 
 
-def test_one_pattern_may_be_a_text(tree):
-    index = CodeIndex.build(tree, exclude="*.md", include="*.log")
-    assert index.patterns == {"exclude": ["*.md"], "include": ["*.log"]}
-
-
 def test_an_index_describes_itself(tree, index):
     assert repr(index) == f"CodeIndex({str(tree)!r}, files=6, chunks=12, model=None)"
     assert index.skipped() == {".env": "secret", "build/": "ignored", "debug.log": "ignored"}

@@ -305,12 +305,6 @@ def test_the_tools_make_the_index_that_they_need(command, tree, monkeypatch):
     assert code == 0 and not out and "making one" in err and served[0].index.search("parse_date")
 
 
-def test_skipped_files_are_listed_with_their_reasons(command, tree):
-    out = command("index", tree, "--skipped")[1]
-    assert out.startswith(".env  secret\nbuild/  ignored\ndebug.log  ignored\n6 files in 12 chunks")
-    assert "build/  ignored" not in command("index", tree)[1]
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_place_that_cannot_be_written(command, tree, tmp_path):
     closed = tmp_path / "closed"

@@ -1,6 +1,5 @@
 """Training with hard negatives, either mined or from a column of the rows."""
 
-import copy
 import json
 
 import numpy as np
@@ -151,46 +150,7 @@ def test_a_negative_without_a_query_counts_as_the_least_similar_code(make_traine
 # ---- On two processes ----
 
 
-@pytest.mark.parametrize("gather", [True, False])
-def test_two_processes_have_the_columns_of_one(make_trainer, gather):
-    trainer = make_trainer(initial(), **OWN, weighting="positive_aware")
-    rows, whole = list(range(3, 12)), fitted(trainer)._train_batches()
-    shares = []
-    for rank in range(2):
-        share = copy.copy(whole)
-        share.rank, share.world_size, share.gather = rank, 2, gather
-        shares.append(share.__getitems__(rows))
-    alone = [whole.__getitems__(rows)] if gather else [whole.__getitems__(rows[:5]), whole.__getitems__(rows[5:])]
-    shares, alone = (list(map(trainer._prepare_inputs, batches)) for batches in (shares, alone))
-
-    def met(batch) -> dict:
-        shape = len(batch.rows), len(batch.code_rows)
-        mask = np.ones(shape, bool) if batch.targets.negatives is None else batch.targets.negatives.numpy()
-        weights = batch.targets.weights
-        return {
-            row: {
-                int(code): (mask[query, column], pytest.approx(weights[query, column].item(), abs=1e-6))
-                for column, code in enumerate(batch.code_rows)
-            }
-            for query, row in enumerate(batch.rows.tolist())
-        }
-
-    assert met(shares[0]) | met(shares[1]) == {row: codes for batch in alone for row, codes in met(batch).items()}
-    for batch in shares:
-        start = batch.code_sizes[0] if gather and batch is shares[1] else 0
-        assert batch.targets.positives.tolist() == list(range(start, start + len(batch.rows)))
-        assert batch.code_rows[batch.targets.positives].tolist() == batch.rows.tolist()
-    assert len({len(batch.passes) for batch in shares}) == 1
-    assert sum(shares[0].code_sizes) == (len(shares[0].code_rows) if gather else sum(len(b.code_rows) for b in shares))
-
-
 # ---- Bad input ----
-
-
-def test_an_unknown_url_is_named_with_its_row(make_trainer, rows):
-    values = [*[None] * 5, ["https://example.org/nowhere"], *[None] * 2]
-    with pytest.raises(UserError, match="row 6: .*https://example.org/nowhere"):
-        make_trainer(bm25(), with_column(rows[:8], values), negatives_per_query=1).train()
 
 
 # ---- The script ----

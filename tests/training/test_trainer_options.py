@@ -6,9 +6,7 @@ import itertools
 import json
 import math
 import re
-import shutil
 import signal
-from pathlib import Path
 
 import numpy as np
 import optuna
@@ -77,26 +75,6 @@ def test_every_strategy_has_its_batches(trainer_of, rows, strategy):
     lengths = trainer._train_batches().lengths()
     shown = {name for name, shows in STRATEGY_SHOWS.items() if shows(batches, lengths)}
     assert shown == {strategy} - {"random"}
-
-
-@pytest.mark.parametrize("cached", [None, 2])
-def test_three_rows_on_four_processes_are_dummy_passes_of_weight_zero(trainer_of, cached):
-    options = {"dataloader_drop_last": False, "gradient_cache_chunk_size": cached, "estimator": None}
-    trainer = trainer_of(per_device_train_batch_size=8, **options)
-    batches = trainer._train_batches()
-    passes = []
-    for rank in range(4):
-        batches.rank, batches.world_size = rank, 4
-        batch = trainer._prepare_inputs(batches.__getitems__([5, 1, 7]))
-        passes.append(len(batch.passes))
-        assert batch.sizes == (1, 1, 1, 0) and batch.loss_scale(1) == 4 / 3
-        with trainer.running():
-            embeddings, codes = trainer.embeddings(trainer.model, batch)
-        assert len(embeddings) == len(codes) == len(batch.rows) == (rank < 3)
-        loss = trainer.block_loss(embeddings, torch.randn(3, 32), batch, slice(0, 8))
-        assert math.isfinite(loss.item()) and (rank < 3 or loss.item() == 0)
-        loss.backward()
-    assert len(set(passes)) == 1
 
 
 @pytest.mark.slow
@@ -456,19 +434,6 @@ def test_training_resumes_from_no_weights_alone(trainer_of):
     trainer_of(save_strategy="steps", save_steps=2, save_only_model=True).train()
     with pytest.raises(UserError, match="contains only weights"):
         trainer_of(save_strategy="steps", save_steps=2).train(resume_from_checkpoint="last")
-
-
-@pytest.mark.slow
-def test_training_resumes_from_the_last_checkpoint(trainer_of, capsys):
-    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5}
-    trainer_of(**options).train()
-    for last in ("last", True):
-        trainer = trainer_of(**options)
-        shutil.rmtree(Path(trainer.args.output_dir, "checkpoint-5"))
-        trainer.train(resume_from_checkpoint=last)
-        assert f"Resuming from {trainer.args.output_dir}/checkpoint-4" in capsys.readouterr().err
-        assert trainer.state.global_step == 5
-        assert len({entry["step"] for entry in trainer.state.log_history if "loss" in entry}) == 5
 
 
 @pytest.mark.slow

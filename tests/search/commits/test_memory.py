@@ -83,16 +83,6 @@ def test_commits_are_read_as_they_come(tree):
     assert found(index, "thimble") == [("f1", True)]
 
 
-def test_a_commit_that_is_amended_votes_no_more(tree):
-    before = tree.git.head.target
-    tree.change(2, "Light the lantern before the harbour opens")
-    index = CodeIndex.build(tree.path)
-    tree.git.references["refs/heads/main"].set_target(before)
-    tree.change(2, "Light the thimble before the harbour opens")
-    index.update()
-    assert index.search("lantern") == [] and found(index, "thimble") == [("f2", True)]
-
-
 def test_a_history_that_was_replaced_is_read_anew(tree, tmp_path):
     tree.change(2, "Light the lantern before the harbour opens")
     index = CodeIndex.build(tree.path)
