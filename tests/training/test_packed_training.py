@@ -173,6 +173,7 @@ def test_launchers_that_pad(make, kind, is_fsdp2, pooling, reason):
 # ---- Precision and launchers ----
 
 
+@pytest.mark.slow
 def test_a_cpu_that_computes_in_bf16_trains_and_evaluates_in_it_by_default(trainer_of, monkeypatch, capsys):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
     trainer = trainer_of(max_steps=1)
@@ -196,7 +197,7 @@ def test_describing_an_encoder_that_fsdp_has_wrapped_waits_for_no_process(make, 
 
 
 def test_a_checkpoint_in_float32_is_not_resumed_in_bf16(make, tmp_path):
-    trainer = make("mean", max_steps=2, save_strategy="steps", save_steps=1)
+    trainer = make("mean", max_steps=1, save_strategy="steps", save_steps=1)
     trainer.train()
     folder = f"{trainer.args.output_dir}/checkpoint-1"
     mark_complete(folder, trainer.run_fingerprint | {"precision": "no"})

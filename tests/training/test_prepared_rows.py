@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from torch.nn.functional import normalize
 from trainings import OWN, batches_of, bm25, check_weights, fitted, initial
 from transformers import TrainerCallback
 
-from soft_trainer import BM25Estimator, losses
-from soft_trainer.criterion import LOSSES
+from soft_trainer import BM25Estimator
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import SimCSEEstimator
 
@@ -55,28 +53,6 @@ def test_clustered_batches_hold_whole_topics_and_every_row_once_an_epoch(make_tr
 
 
 # ---- The step ----
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", LOSSES)
-def test_distilling_is_added_to_every_loss_with_inputs_from_the_workers(make_trainer, exact_model, loss):
-    values = []
-    for in_workers, weight in ((True, 0.7), (False, 0.7), (True, 0.0)):
-        estimator = bm25()
-        estimator.in_workers = in_workers
-        trainer = make_trainer(estimator, model=exact_model, loss=loss, distill_weight=weight)
-        batch = next(iter(trainer.get_train_dataloader()))
-        assert (batch.targets.similarity is not None) == (in_workers and (weight > 0 or loss != "info_nce"))
-        batch = trainer._prepare_inputs(batch)
-        with torch.no_grad(), trainer.running():
-            queries, codes = trainer.embeddings(trainer.model, batch)
-            values.append(trainer.block_loss(queries, codes, batch, slice(None)).item())
-    similarity = trainer.estimator.similarity(batch.rows, batch.code_rows)
-    scores = 20 * normalize(queries) @ normalize(codes).T
-    added = losses.kl_divergence(scores, similarity, 1.0, batch.targets.positives, negatives=batch.targets.negatives)
-    assert added > 0.02
-    assert values[0] == pytest.approx(values[1], abs=1e-6)
-    assert values[0] - values[2] == pytest.approx(0.7 * added.item(), abs=1e-6)
 
 
 def test_distilling_from_the_initial_model_adds_nothing_before_the_first_step(make_trainer, exact_model):

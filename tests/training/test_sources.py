@@ -116,6 +116,7 @@ def test_joined_rows_keep_their_texts_answers_and_negatives(sources, profile):
     assert mixed.fingerprint() != split.fingerprint()
 
 
+@pytest.mark.slow
 def test_the_trainer_takes_a_dict_of_sources(trainer_of, sources):
     trainer = trainer_of(
         arguments={"train_dataset": sources, "eval_dataset": sources, "codebase": None},
@@ -144,7 +145,7 @@ def test_each_source_is_measured_by_itself(script, data_dir, rows, tmp_path):
         "per_device_train_batch_size": 4,
         "loss": "info_nce",
         "source_sampling": "round_robin",
-        "num_train_epochs": 2,
+        "max_steps": 2,
         "language": "python",
     }
     code, printed = script(**options, output_dir=str(tmp_path / "whole"))

@@ -6,9 +6,8 @@ import pytest
 from datasets import Dataset, DatasetDict, Features
 from refusals import refused
 
-from soft_trainer.data.languages import check_languages
 from soft_trainer.data.layouts import codesearchnet, published
-from soft_trainer.data.layouts.codesearchnet import FEATURES, load_folder, load_hub, select_by_urls
+from soft_trainer.data.layouts.codesearchnet import FEATURES, load_folder, select_by_urls
 from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.data.load import load_rows, make_splits
 from soft_trainer.data.row_checks import check_split
@@ -138,22 +137,6 @@ def test_the_hub_gives_the_same_columns_as_a_folder(hub, rows):
     assert data["valid"]["docstring_tokens"][:] == [row["docstring_tokens"] for row in rows[8:10]]
     # The corpus consists of the codes of valid and test, without repeated urls.
     assert sorted(corpus["url"]) == sorted(row["url"] for row in rows[8:12])
-
-
-def test_a_hub_that_cannot_be_reached_names_the_ways_without_it(monkeypatch):
-    def fail(*_, **__):
-        raise ConnectionError("Couldn't reach the Hub\nand more lines")
-
-    monkeypatch.setattr(published, "load_dataset", fail)
-    with refused("code-search-net/code_search_net", "data_dir", "model=FOLDER"):
-        load_hub("code-search-net/code_search_net", "ruby")
-
-
-def test_an_unknown_language_lists_the_six():
-    with refused("perl", "ruby", "python", "java", "javascript", "php", "go"):
-        check_languages(["ruby", "perl"])
-    with refused("'go'"):
-        check_languages(["go", "go"])
 
 
 # ---- Lists of urls ----
