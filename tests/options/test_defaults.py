@@ -415,13 +415,6 @@ def test_rows_to_train_on_decide_that_python_trains(encoder_dir, asked, dataset,
     assert evaluates.estimator is None and not evaluates.folder.trains
 
 
-def test_base_trains_without_an_estimator_in_python_as_in_the_shell(options_after, dataset, tmp_path):
-    assert options_after(model=BASE, names=["estimator"]) == {"estimator": "none"}
-    args = SoftInfoNCETrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none")
-    trainer = SoftInfoNCETrainer(BASE, args, dataset)
-    assert trainer.estimator is None and trainer.criterion.loss == "info_nce"
-
-
 # ---- A teacher by name ----
 
 

@@ -70,6 +70,13 @@ def test_scores_fall_and_neither_a_file_nor_a_test_comes_too_early(index):
         ("date", {"name": "*_date"}, {"parse_date", "format_date"}),
         ("date", {"name": "Dates::parse_date()"}, set()),
         ("cart", {"name": "ShoppingCart::add_item()"}, {"ShoppingCart.add_item"}),
+        (
+            "cart",
+            {"name": "ShoppingCart.*_*"},
+            {f"ShoppingCart.{name}" for name in ("__init__", "add_item", "total_price")},
+        ),
+        ("cart", {"name": "*Cart.ADD*"}, {"ShoppingCart.add_item"}),
+        ("cart", {"name": "ShoppingCart::ADD_item"}, {"ShoppingCart.add_item"}),
         ("date", {"name": "parse_date?"}, {"parse_date"}),
         ("date", {"name": "nothing"}, set()),
     ],
@@ -79,7 +86,20 @@ def test_filters(index, query, filters, found):
 
 
 @pytest.mark.parametrize(
-    "query", ["", "  ", "?!", "zzzzzz", '"', "'; DROP TABLE files; --", "NEAR(", "a" * 100_000, "word " * 10_000]
+    "query",
+    [
+        "",
+        "  ",
+        "?!",
+        "zzzzzz",
+        '"',
+        "'; DROP TABLE files; --",
+        "NEAR(",
+        "a" * 100_000,
+        "word " * 10_000,
+        "zz\n\nxqzv",
+        "\n\n",
+    ],
 )
 def test_queries_that_find_nothing(index, query):
     assert index.search(query) == []
@@ -367,7 +387,7 @@ def test_an_older_format_is_made_again_with_its_settings(tree, stub):
 def test_one_index_answers_several_threads(tree, stub):
     index = CodeIndex.build(tree, model="stub")
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    index._update_words(progress=False, wait=True)  # its chunk has no embedding, which is a notice
+    index.refresh(encode=False)  # its chunk has no embedding, which is a notice
 
     def ask(number):
         if number % 10 == 0:

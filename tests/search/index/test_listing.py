@@ -21,14 +21,6 @@ def skipped(folder):
     return list_tree(str(folder)).skipped
 
 
-def test_files_are_skipped_for_their_names(tree):
-    listing = list_tree(str(tree))
-    assert set(listing.files) == {
-        ".gitignore", "README.md", "src/server.go", "src/shop/cart.py", "src/shop/dates.py", "tests/test_cart.py",
-    }  # fmt: skip
-    assert listing.skipped == {".env": "secret"}
-
-
 def test_secrets(tmp_path):
     names = [
         "id_rsa",

@@ -108,11 +108,6 @@ def test_pages_come_after_code(tmp_path):
     assert [result.path for result in index.search(text)] == ["src/a/b.py", "docs/stream.md"]
 
 
-def test_a_text_without_a_known_word_finds_nothing(index):
-    assert index.search("zzzqqq\n\nwvvq xqzv") == []
-    assert index.search("\n\n") == []
-
-
 # What the programs print for a failing test or for code that does not compile, and the line that says what is wrong.
 FAILURES = {
     "cargo": "thread 'tests::cents' (6452) panicked at src/lib.rs:12:9:",
