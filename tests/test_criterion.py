@@ -126,7 +126,7 @@ EXTRA_POSITIVES = torch.zeros(4, 9, dtype=torch.bool).index_put(
 )
 
 
-def loop_over_right_answers(criterion, scores, similarity, negatives):
+def loop_over_positives(criterion, scores, similarity, negatives):
     """Computes the loss by definition: one positive at a time, with the other positives' columns deleted."""
     means = []
     for query in range(len(scores)):
@@ -157,7 +157,7 @@ def test_several_positives_against_a_plain_loop(loss, distill_weight, masked):
     criterion = Criterion(loss, alpha=1.3, beta=0.7, temperature=0.5, distill_weight=distill_weight)
     scores.requires_grad_()
     value = criterion(scores, criterion.targets(POSITIVES, negatives, EXTRA_POSITIVES, similarity))
-    expected = loop_over_right_answers(criterion, scores, similarity, negatives)
+    expected = loop_over_positives(criterion, scores, similarity, negatives)
     torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
     gradients = [torch.autograd.grad(each, scores)[0] for each in (value, expected)]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)

@@ -105,9 +105,9 @@ def check_equal(alone: dict, together: dict) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"loss": "weighted_info_nce", "estimator": "simcse"},
+        {"loss": "soft_info_nce", "estimator": "simcse"},
         {"loss": "own_losses:hinge", "weighting": "own_losses:halves", "gradient_cache_chunk_size": 2},
-        {"loss": "soft_info_nce", "gradient_accumulation_steps": 2, "estimator": "trained_model"},
+        {"loss": "weighted_info_nce", "gradient_accumulation_steps": 2, "estimator": "trained_model"},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )

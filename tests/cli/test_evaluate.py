@@ -54,8 +54,8 @@ def test_a_run_file_has_the_whole_pool(encoder_dir, data_dir, tmp_path, capsys):
     [
         ("run.trec.qrels", 1, "{0}/run.trec or {0}/run.trec.qrels would be overwritten"),
         ("run-rows.trec.qrels", 2, "{0}/run-rows.trec or {0}/run-rows.trec.qrels would be overwritten"),
-        ("run-old.trec", 1, None),
-        ("run.trec", 2, None),
+        pytest.param("run-old.trec", 1, None, marks=pytest.mark.slow),
+        pytest.param("run.trec", 2, None, marks=pytest.mark.slow),
     ],
 )
 def test_only_run_files_that_would_be_overwritten_are_refused(encoder_dir, data_dir, tmp_path, there, sets, says):
