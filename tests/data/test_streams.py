@@ -20,7 +20,6 @@ def stream(rows, features=None) -> IterableDataset:
 @pytest.mark.parametrize(
     "rows",
     [
-        PAIRS,
         [row | {"stars": 1.5, "day": datetime.date(2024, 1, 2), "tags": ["a", "b"]} for row in PAIRS],
         [{"query": row["query"], "positives": [row["code"], "y"], "negatives": ["z"]} for row in PAIRS],
         [{"docstring_tokens": [row["query"]], "code_tokens": [row["code"]], "url": row["code"]} for row in PAIRS],
