@@ -129,7 +129,7 @@ EXTRA_POSITIVES = torch.zeros(4, 9, dtype=torch.bool).index_put(
 )
 
 
-def loop_over_right_answers(criterion, scores, similarity, negatives):
+def loop_over_positives(criterion, scores, similarity, negatives):
     """Computes the loss by definition: one positive at a time, with the other positives' columns deleted."""
     means = []
     for query in range(len(scores)):
@@ -152,7 +152,7 @@ def loop_over_right_answers(criterion, scores, similarity, negatives):
 @pytest.mark.parametrize("loss", PURE)
 @pytest.mark.parametrize("distill_weight", [0.0, 0.3])
 @pytest.mark.parametrize("masked", [False, True])
-def test_several_right_answers_against_a_plain_loop(loss, distill_weight, masked):
+def test_several_positives_against_a_plain_loop(loss, distill_weight, masked):
     generator = torch.Generator().manual_seed(5)
     scores, similarity = 3 * torch.randn(2, 4, 9, generator=generator, dtype=torch.float64)
     # A mask may already exclude a relevant code from the negatives, like the mask of false negatives.
@@ -160,7 +160,7 @@ def test_several_right_answers_against_a_plain_loop(loss, distill_weight, masked
     criterion = Criterion(loss, alpha=1.3, beta=0.7, temperature=0.5, distill_weight=distill_weight)
     scores.requires_grad_()
     value = criterion(scores, criterion.targets(POSITIVES, negatives, EXTRA_POSITIVES, similarity))
-    expected = loop_over_right_answers(criterion, scores, similarity, negatives)
+    expected = loop_over_positives(criterion, scores, similarity, negatives)
     torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
     gradients = [torch.autograd.grad(each, scores)[0] for each in (value, expected)]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
@@ -226,13 +226,6 @@ def test_the_effective_settings_are_those_that_change_the_loss(loss, weighting):
 )
 def test_smallest_batch(options, smallest):
     assert Criterion(**options).smallest_batch == smallest
-
-
-def test_a_short_batch_has_weights_of_one():
-    scores, positives, similarity = batch(2, 4)
-    criterion = Criterion(alpha=1.5, beta=0.5)
-    value = criterion(scores, criterion.targets(positives, similarity=similarity))
-    torch.testing.assert_close(value, losses.info_nce(scores, positives), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("cancel", ["none", "top_k"])

@@ -30,7 +30,7 @@ def targets_of(criterion: Criterion):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_several_positives_are_expanded_alike_with_and_without_waiting(loss):
+def test_several_positives_are_expanded_equally_with_and_without_waiting(loss):
     criterion = Criterion(loss, alpha=0.5)
     targets = targets_of(criterion)
     scores = random(*EXTRA_POSITIVES.shape)
@@ -44,7 +44,7 @@ def test_several_positives_are_expanded_alike_with_and_without_waiting(loss):
         criterion(scores[part].to("meta"), meta)  # an error if the host waits
 
 
-def test_tokens_of_static_encoders_are_found_alike_with_and_without_waiting():
+def test_tokens_of_static_encoders_are_equal_with_and_without_waiting():
     ids = torch.arange(1, 13).view(3, 4)
     mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 1, 1]]).bool()
     model = static_model(20, 8, 0).train()

@@ -106,11 +106,8 @@ def check_equal(alone: dict, together: dict) -> None:
     "options",
     [
         {"loss": "soft_info_nce", "estimator": "simcse"},
-        {"loss": "info_nce", "gradient_cache_chunk_size": 3},
-        {"loss": "bce", "estimator": "trained_model"},
         {"loss": "own_losses:hinge", "weighting": "own_losses:halves", "gradient_cache_chunk_size": 2},
         {"loss": "weighted_info_nce", "gradient_accumulation_steps": 2, "estimator": "trained_model"},
-        {"loss": "kl_regularization", "gradient_cache_chunk_size": 2, "gradient_accumulation_steps": 2},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )

@@ -109,14 +109,6 @@ def test_a_merged_encoder_loads_in_every_library_with_the_same_embeddings(before
     torch.testing.assert_close((hidden * mask).sum(1) / mask.sum(1), ours, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("ratio, same", [(0.0, "base"), (1.0, "model")])
-def test_the_ends_are_the_encoders_themselves(before, folder_of, tmp_path, ratio, same):
-    folders = {"base": folder_of(before, "base"), "model": folder_of(before, "model", 1)}
-    merged = merge_encoders(folders["base"], folders["model"], ratio, tmp_path / "merged")
-    expected = weights_of(folders[same])
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(merged).items())
-
-
 def test_tied_weights_stay_tied(tokenizer, profile, folder_of, tmp_path):
     config = T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
     tied = T5EncoderModel(config)

@@ -17,8 +17,6 @@ from soft_trainer.data import array_cache, tokens
 from soft_trainer.data.layouts import codesearchnet, tables
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import scratch
-from soft_trainer.encoders.encoding import Encoder
-from soft_trainer.estimators import frozen_encoder
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.neighbours import Excluded
 from soft_trainer.fingerprints import rows_fingerprint
@@ -123,12 +121,6 @@ def trained_tokenizer(world):
     return scratch.kept_tokenizer(texts, known, world.profile, 300 + world.options).get_vocab()
 
 
-def embeddings(world):
-    estimator = frozen_encoder.TrainedModelEstimator("none", cache_dir=world.folder / "embeddings")
-    encoder = Encoder(world.model, world.tokenizer, world.profile.replace(code_length=32 - world.options))
-    return torch.tensor(estimator.encode_rows(world.dataset(), "code", encoder))
-
-
 def nearest(world):
     estimator = BM25Estimator(cache_dir=world.folder / "neighbours")
     estimator.fit(Split.from_pairs(world.dataset()))
@@ -178,7 +170,6 @@ READERS = {
     data_flow: ("tokenizer", "options"),
     filtered: ("options",),
     trained_tokenizer: ("options",),
-    embeddings: ("tokenizer", "options", "weights"),
     nearest: ("options",),
     tree: ("options",),
     history: ("options",),
@@ -196,9 +187,6 @@ def change(world, part, monkeypatch):
         row["docstring_tokens"] = [*row["docstring"].split(), "lines"]
     elif part == "tokenizer":
         world.tokenizer.truncation_side = "left"
-    elif part == "weights":
-        with torch.no_grad():
-            world.model.embeddings.word_embeddings.weight[0, 0] += 1e-3
     elif part == "options":
         world.options = 1
     elif part == "format":

@@ -51,15 +51,6 @@ def test_the_log_tells_of_the_weights(train):
     assert entry["weight_at_floor"] == pytest.approx(float((negatives <= 0.1).float().mean()), abs=1e-6)
 
 
-@pytest.mark.slow
-def test_plain_training_arguments_mean_soft_info_nce_with_an_estimator_and_info_nce_without(train, trainer_of):
-    with_estimator = train(plain=True)
-    settings = with_estimator.criterion
-    assert (settings.loss, settings.alpha, settings.beta) == ("soft_info_nce", 1.5, 0.5)
-    assert with_estimator.state.global_step == 3
-    assert trainer_of(estimator=None, plain=True).criterion.loss == "info_nce"
-
-
 def test_the_loss_is_that_of_the_formula_on_the_rows_of_the_batch(trainer_of, model):
     model.eval()
     trainer = trainer_of()
@@ -178,7 +169,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_names_its_rows(trainer_
         ({"gradient_cache_chunk_size": 4}, ".*: set gradient_cache_chunk_size=2, which does not change the batch, or"),
     ],
 )
-def test_a_step_that_runs_out_of_memory_says_what_to_set(trainer_of, monkeypatch, options, words):
+def test_a_step_that_runs_out_of_memory_advises_what_to_set(trainer_of, monkeypatch, options, words):
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
@@ -197,27 +188,6 @@ def test_the_arguments_may_say_what_to_resume_from(trainer_of, capsys):
     resumed.train()
     assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry] == [1, 2, 3]
     assert "Resuming from" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("save_strategy", "kept", "goes_on"),
-    [
-        ("steps", "checkpoint-2, run the same command", "resume_from_checkpoint='last'"),
-        ("no", "no checkpoint", "starts from the first step"),
-    ],
-)
-def test_an_interruption_says_what_is_kept_and_how_to_go_on(trainer_of, save_strategy, kept, goes_on):
-    def interrupt(model):
-        raise KeyboardInterrupt
-
-    saving = {"save_strategy": save_strategy} | ({"save_steps": 1} if save_strategy == "steps" else {})
-    trainer = trainer_of(max_steps=4, **saving)
-    trainer.add_callback(after_two_steps("on_step_begin", interrupt))
-    with pytest.raises(KeyboardInterrupt, match="interrupted at step 2") as error:
-        trainer.train()
-    assert kept in str(error.value) and goes_on in str(error.value) and "\n" not in str(error.value)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_the_newest_checkpoint_is_not_that_of_an_earlier_run_even_in_a_copy(tmp_path):

@@ -43,12 +43,6 @@ def test_floor_only_raises(setting):
     assert (weights.diagonal() == 1).all()
 
 
-def test_more_alike_means_lighter():
-    weights = negative_weights(similarity(), 1.5, 0.5, 1, floor=0)[0, 1:]
-    order = similarity()[0, 1:].argsort()
-    assert (weights[order].diff() <= 0).all() and weights[order][0] > 1 > weights[order][-1]
-
-
 def test_masks_and_positives_equal_deleted_columns():
     raw = similarity(2, 9)
     positives = torch.tensor([4, 1])

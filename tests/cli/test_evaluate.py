@@ -54,8 +54,8 @@ def test_a_run_file_has_the_whole_pool(encoder_dir, data_dir, tmp_path, capsys):
     [
         ("run.trec.qrels", 1, "{0}/run.trec or {0}/run.trec.qrels would be overwritten"),
         ("run-rows.trec.qrels", 2, "{0}/run-rows.trec or {0}/run-rows.trec.qrels would be overwritten"),
-        ("run-old.trec", 1, None),
-        ("run.trec", 2, None),
+        pytest.param("run-old.trec", 1, None, marks=pytest.mark.slow),
+        pytest.param("run.trec", 2, None, marks=pytest.mark.slow),
     ],
 )
 def test_only_run_files_that_would_be_overwritten_are_refused(encoder_dir, data_dir, tmp_path, there, sets, says):
@@ -86,13 +86,6 @@ def test_an_encoder_is_measured_by_its_first_dimensions(encoder_dir, data_dir, t
         run_command([*words, "--matryoshka_dims", "64", "--overwrite", "true"])
 
 
-def test_settings_without_effect_are_named(encoder_dir, data_dir, tmp_path, capsys):
-    words = [str(encoder_dir), "--data_dir", str(data_dir), "--mining_keep", "short_functions"]
-    assert run_command(["evaluate", *words, "--lexical", "false", *HERE]) == 0
-    said = capsys.readouterr().err
-    assert "warning: mining_keep=short_functions has no effect: no source_dir is mined" in said
-
-
 @pytest.mark.slow
 def test_results_and_ranks_are_written_and_are_those_of_the_trainer(encoder_dir, data_dir, tmp_path, capsys):
     words = ["evaluate", str(encoder_dir), "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out"), *HERE]
@@ -119,16 +112,6 @@ def test_results_and_ranks_are_written_and_are_those_of_the_trainer(encoder_dir,
     with pytest.raises(UserError, match="would be overwritten"):
         run_command([*words, "--code_length", "8"])
     assert run_command([*words, "--code_length", "8", "--overwrite", "true"]) == 0
-
-
-def test_human_queries_alone_need_no_other_rows(encoder_dir, rows, tmp_path, capsys):
-    human = tmp_path / "human"
-    human.mkdir()
-    (human / "code_idx_map.txt").write_text(json.dumps({row["code"]: number for number, row in enumerate(rows)}))
-    queries = [{"doc": row["docstring"], "retrieval_idx": number} for number, row in enumerate(rows)]
-    (human / "cosqa-retrieval-dev-500.json").write_text(json.dumps(queries))
-    assert run_command(["evaluate", str(encoder_dir), "--eval_data_dir", str(human), *HERE]) == 0
-    assert {row[0] for row in rows_of(capsys.readouterr().out)} == {"human"}
 
 
 def test_one_file_has_the_same_splits_in_training_and_evaluation(encoder_dir, rows, tmp_path, capsys):
@@ -220,14 +203,11 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
     [
         (["/nowhere/at/all", "--data_dir", "ROWS"], "/nowhere/at/all: neither a folder here nor"),
         (["/nowhere/at/all", "--data_dir", "ASTRAY"], "row 1: no function in the corpus has the url"),
-        (["ENCODER", "--data_dir", "/nowhere"], "/nowhere"),
-        (["ENCODER", "--dataset_name", "none"], "no rows of test, codebase: set data_dir to a folder"),
-        (["ENCODER", "--data_dir", ".", "--source_dir", "."], "set only one of them"),
     ],
 )
-def test_a_model_or_rows_that_are_not_there_are_one_line(words, says, encoder_dir, data_dir, rows, tmp_path):
+def test_a_model_or_rows_that_are_not_there_are_one_line(words, says, data_dir, rows, tmp_path):
     write_rows({"test": [rows[0] | {"url": "https://astray"}], "codebase": rows}, tmp_path / "astray")
-    paths = {"ENCODER": encoder_dir, "ROWS": data_dir, "ASTRAY": tmp_path / "astray"}
+    paths = {"ROWS": data_dir, "ASTRAY": tmp_path / "astray"}
     words = [str(paths.get(word, word)) for word in words]
     with refused(says):
         run_command(["evaluate", *words, *HERE])

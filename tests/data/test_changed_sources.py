@@ -76,7 +76,7 @@ def damage(folder, cache, draw):
 CHANGES = [text, text, column, order, shards, split, damage]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 3))])
 def test_any_changes_of_files(rows, tokenizer, profile, tmp_path, monkeypatch, seed):
     draw = random.Random(seed)
     folder = tmp_path / "rows"

@@ -10,7 +10,7 @@ from refusals import refused
 
 from soft_trainer import load_rows
 from soft_trainer.data import column_names
-from soft_trainer.data.columns import RECOGNISED, ColumnNames
+from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.holdout import PARTITION, REPOSITORIES
 from soft_trainer.data.load import read_source, training_split
 from soft_trainer.encoders.profiles import PROFILES
@@ -30,7 +30,7 @@ def answers(tmp_path):
     return path
 
 
-def test_the_web_page_of_a_row_is_no_id(answers):
+def test_the_web_page_of_a_row_is_not_an_id(answers):
     splits = load_rows(answers)
     pairs = splits["test"].to_pairs()
     assert pairs["code"][:] == [query.replace("add", "x +") for query in pairs["docstring"]] and len(pairs) == 20
@@ -76,7 +76,7 @@ def test_rows_without_a_code_are_matched_by_url(tmp_path):
     assert test.queries["url"][:] == test.corpus["url"][:] == ["u2"]
 
 
-def test_a_split_says_what_it_holds(answers):
+def test_a_split_describes_its_content(answers):
     splits = load_rows(answers)
     test = splits["test"]
     assert list(splits) == ["train", "valid", "test"] and len(test) == 20 and len(test.corpus) == 40
@@ -98,13 +98,6 @@ def test_python_s_rows_say_what_their_columns_were_called():
     rows["bad"] = [["y"], ["z"]]
     split = training_split(rows, "train_dataset", ColumnNames("ask", "reply", negatives="bad"))
     assert split.judgments.negatives.nnz == 2 and split.corpus["code"][:] == ["x", "y", "z"]
-
-
-def test_the_splits_that_exist_are_read(data_dir, tmp_path):
-    (tmp_path / "train.jsonl").write_text((data_dir / "train.jsonl").read_text())
-    (tmp_path / "test.jsonl").write_text((data_dir / "test.jsonl").read_text())
-    splits = load_rows(tmp_path)
-    assert list(splits) == ["train", "test"] and len(splits["test"].corpus) == 4
 
 
 def test_a_wrong_pair_is_refused_and_negatives_have_the_names_of_sentence_transformers(capsys):
@@ -231,13 +224,6 @@ def test_unused_columns_that_look_like_recognised_ones_are_named(tmp_path, capsy
     assert len(said) == bool(unused)
     if unused:
         assert f": not using {', '.join(map(repr, unused))}; the recognised columns are docstring, " in said[0]
-
-
-def test_one_page_lists_all_recognised_columns():
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    table = page[page.index("| column ") : page.index("\n\n", page.index("| column "))]
-    missing = [name for name in RECOGNISED if f"`{name}`" not in table]
-    assert not missing
 
 
 def test_names_of_columns_are_for_the_sources_that_have_them(tmp_path):

@@ -62,12 +62,6 @@ ROWS = pairs(*range(30))
 SPLITS = {"train": ROWS[:20], "validation": ROWS[20:25], "test": ROWS[25:]}
 
 
-@pytest.mark.parametrize("make", [list, pd.DataFrame, Dataset.from_list], ids=["list", "frame", "data set"])
-def test_objects_in_python_are_divided_like_a_file(make):
-    splits = load_rows(make(ROWS))
-    assert {name: len(split) for name, split in splits.items()} == {"train": 24, "valid": 3, "test": 3}
-
-
 def test_a_dict_has_splits_or_sources():
     assert {name: len(split) for name, split in load_rows(SPLITS).items()} == {"train": 20, "valid": 5, "test": 5}
     sources = load_rows({"own": SPLITS, "general": pairs(*range(100, 130))})

@@ -3,7 +3,6 @@
 import datetime
 
 import pytest
-import torch
 from datasets import ClassLabel, Features, IterableDataset, IterableDatasetDict, List, Value
 from refusals import refused
 
@@ -21,7 +20,6 @@ def stream(rows, features=None) -> IterableDataset:
 @pytest.mark.parametrize(
     "rows",
     [
-        PAIRS,
         [row | {"stars": 1.5, "day": datetime.date(2024, 1, 2), "tags": ["a", "b"]} for row in PAIRS],
         [{"query": row["query"], "positives": [row["code"], "y"], "negatives": ["z"]} for row in PAIRS],
         [{"docstring_tokens": [row["query"]], "code_tokens": [row["code"]], "url": row["code"]} for row in PAIRS],
@@ -68,14 +66,3 @@ def test_streams_are_splits_or_a_codebase():
     assert {name: len(split) for name, split in load_rows(parts).items()} == {"train": 90, "valid": 10}
     codes = [{"code": row["code"]} for row in PAIRS[:10]]
     assert len(load_rows({"test": PAIRS[:5]}, codebase=stream(codes))["test"].corpus) == 10
-
-
-@pytest.mark.slow
-def test_a_stream_trains_like_the_list_of_its_rows(trainer_of):
-    rows = [{"query": f"adds {n} to x", "code": f"def f(x): return x + {n}"} for n in range(100_000)]
-    weights = []
-    for given in (rows, stream(rows)):
-        trainer = trainer_of(max_steps=3, eval_strategy="no", arguments={"train_dataset": given, "eval_dataset": None})
-        trainer.train()
-        weights.append(trainer.model.state_dict())
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())

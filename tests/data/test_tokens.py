@@ -55,12 +55,6 @@ def test_a_column_on_disk_pickles_as_its_path(tmp_path):
         assert lists(copy) == view["ids"][:] and copy.lengths.tolist() == column.lengths.tolist()
 
 
-def test_a_column_in_memory_gives_the_ids_of_a_row_and_pickles_with_them():
-    column = TokenColumn(Dataset.from_dict({"ids": RAGGED}), "ids")
-    assert lists(column) == lists(pickle.loads(pickle.dumps(column))) == RAGGED
-    assert column.lengths.tolist() == [3, 0, 1, 2, 4]
-
-
 @pytest.mark.slow
 def test_graphs_on_disk_pickle_as_their_path(write_folder, rows, tokenizer):
     many = [row | {"code": f"{row['code']} + {number}"} for number in range(100) for row in rows]

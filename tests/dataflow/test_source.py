@@ -32,7 +32,7 @@ def test_functions_parse_and_comments_are_removed_and_nothing_else(functions, la
         ("go", "a /* b\n c */ d", "a   d"),
     ],
 )
-def test_what_is_no_comment_stays(language, code, expected):
+def test_other_text_is_kept(language, code, expected):
     assert remove_comments(code, language) == expected
 
 

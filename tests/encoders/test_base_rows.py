@@ -52,7 +52,7 @@ ROWS = [
 ]
 
 
-def test_rows_that_are_measured_are_left_out_and_near_duplicates_count_once(script):
+def test_measured_rows_are_excluded_and_near_duplicates_count_once(script):
     tests = SimpleNamespace(queries={"remove a file"}, codes=[["def", "remove"]])
     names = {"rack", "beautifulsoup4", "rivo/tview"}
     left, dropped = script.kept([row for row, _ in ROWS], names, tests)

@@ -175,7 +175,7 @@ def test_prompt_length_counts_the_tokens_before_a_text(prompted):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last_token"])
-def test_prompts_are_left_out_of_the_pooling_and_stay_in_the_attention(prompted, pooling):
+def test_prompts_are_excluded_from_pooling_and_stay_in_the_attention(prompted, pooling):
     model, tokenizer, profile = prompted
     profile = profile.replace(pooling=pooling)
     skipped = prompt_length(tokenizer, profile, "query")
@@ -213,7 +213,7 @@ def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, 
     trainer.train()
 
 
-def test_prompts_that_cannot_be_left_out_are_refused(prompted, trainer_of):
+def test_prompts_that_cannot_be_excluded_are_refused(prompted, trainer_of):
     with refused("data_collator: a custom collator cannot tell which tokens belong to the prompt"):
         trainer_of(arguments={"encoder": prompted[2], "data_collator": lambda features: {}})
 

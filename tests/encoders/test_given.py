@@ -4,10 +4,8 @@ import pytest
 from datasets import Dataset
 from refusals import refused
 from sentence_transformers import SentenceTransformer
-from torch import nn
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
-from soft_trainer.training.starting import starting_encoder
 
 
 @pytest.fixture
@@ -38,23 +36,6 @@ def test_a_folder_or_another_encoder_trains_on_its_usual_columns(encoder_dir, pr
     again = SoftInfoNCETrainer(encoder_dir, arguments, named, named, **columns)
     assert again.train_dataset[:] == trainer.train_dataset[:]
     assert again.predict(named).metrics["test_pool_size"] == len(pairs)
-
-
-@pytest.mark.slow
-def test_model_init_makes_every_encoder(encoder_dir, tokenizer, arguments, pairs):
-    def make(trial):
-        return starting_encoder(encoder_dir).load()[0]
-
-    trainer = SoftInfoNCETrainer(
-        args=arguments, train_dataset=pairs, eval_dataset=pairs, model_init=make, processing_class=tokenizer
-    )
-    trainer.train()
-    pytest.importorskip("optuna")
-    best = trainer.hyperparameter_search(
-        lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-3)}, n_trials=2
-    )
-    assert 0 < best.objective <= 1
-    assert trainer.criterion.loss == "soft_info_nce"
 
 
 @pytest.mark.parametrize("kind", ["folder", "sentence-transformers", "encoder", "model"])
@@ -97,8 +78,3 @@ def test_a_token_without_a_vector_is_refused_before_training(encoder_dir, argume
         SoftInfoNCETrainer(encoder, arguments, pairs)
     encoder.model.resize_token_embeddings(tokens + 2)
     SoftInfoNCETrainer(encoder, arguments, pairs)
-
-
-def test_other_models_are_refused(arguments, pairs):
-    with refused("model: expected a PreTrainedModel encoder", "not Linear"):
-        SoftInfoNCETrainer(nn.Linear(2, 2), arguments, pairs)

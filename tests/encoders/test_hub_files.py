@@ -30,7 +30,7 @@ def nobody(monkeypatch, tmp_path):
     [(load_encoder, "ann/encoder"), (lambda name: load_hub(name, "ruby"), "ann/rows")],
     ids=["encoder", "rows"],
 )
-def test_an_unreachable_hub_is_asked_once_and_one_line_says_what_to_do(load, name, nobody, caplog):
+def test_an_unreachable_hub_is_asked_once_and_one_line_advises(load, name, nobody, caplog):
     caplog.set_level(logging.WARNING)
     with refused(name, "cannot be reached", "model=", "data_dir=", "HF_HUB_OFFLINE=1"):
         load(name)

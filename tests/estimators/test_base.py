@@ -13,7 +13,7 @@ def test_an_estimator_prints_as_the_call_that_makes_it():
 @pytest.mark.parametrize(
     "estimator", [BM25Estimator(), SimCSEEstimator("x"), TrainedModelEstimator("x"), InitialModelEstimator()], ids=repr
 )
-def test_an_estimator_that_is_not_fitted_says_so(estimator):
+def test_an_estimator_that_is_not_fitted_is_reported(estimator):
     says = f"{type(estimator).__name__} is not fitted: call fit(split) first"
     with refused(says):
         estimator.similarity([0], [0])

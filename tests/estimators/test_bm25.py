@@ -132,7 +132,7 @@ def test_a_text_column_is_split_at_white_space():
 @pytest.mark.parametrize("scope", ["batch", "corpus"])
 @pytest.mark.parametrize("idf", ["okapi", "robertson", "lucene"])
 @pytest.mark.parametrize("texts", [["sort a list", "", "read"], ["", ""], ["a"]])
-def test_empty_documents_are_alike_to_none(texts, idf, scope):
+def test_empty_documents_are_similar_to_none(texts, idf, scope):
     found = fitted(texts, idf=idf, scope=scope).similarity(range(len(texts)), range(len(texts)))
     assert torch.isfinite(found).all()
     empty = [row for row, text in enumerate(texts) if not text]

@@ -88,7 +88,7 @@ def results(kind, folder, rows, cache) -> list:
     return [estimator.similarity(numbers, numbers).tolist(), nearest.rows.tolist(), nearest.scores.tolist()]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 3))])
 def test_any_changes_of_rows_and_encoder(rows, encoder_dir, tmp_path, seed):
     draw = random.Random(seed)
     folder = shutil.copytree(encoder_dir, tmp_path / "encoder")

@@ -193,7 +193,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 @pytest.mark.parametrize("folder", ["plain", "with_modules"])
-def test_a_cross_encoder_is_no_encoder(folder, name, request, tmp_path):
+def test_a_cross_encoder_is_not_an_encoder(folder, name, request, tmp_path):
     with refused("a cross-encoder, which scores pairs of texts and has no embeddings"):
         EXPECTED[name](request.getfixturevalue(folder), tmp_path / "out")
 

@@ -101,7 +101,7 @@ def test_exact_neighbours_are_those_of_brute_force(monkeypatch, rows, group, dty
 
 
 @pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "index"])
-def test_right_answers_are_no_neighbours_and_codes_may_be_more_than_queries(exact_up_to):
+def test_positives_are_not_neighbours_and_codes_may_outnumber_queries(exact_up_to):
     queries, codes = clustered(400)
     queries, generator = queries[:350], np.random.default_rng(0)
     answers = answers_of(generator.integers(0, 200, 350), generator.integers(0, 200, 400))

@@ -65,7 +65,7 @@ def test_queries_of_a_beir_folder_keep_their_ids(tmp_path):
     assert (tmp_path / "run.qrels").read_text() == "q1 0 d0 1\nq2 0 d2 1\n"
 
 
-def test_ties_are_counted_and_a_short_list_says_so(tmp_path):
+def test_ties_are_counted_and_a_short_list_is_reported(tmp_path):
     split, (queries, codes) = graded(queries=3)
     codes[1:] = codes[0]
     output = rank_corpus(queries, codes, split, EncoderProfile(), (), top_k=20)

@@ -75,7 +75,7 @@ def test_negatives_of_a_row_are_pushed_and_read_again(here, arguments, data_dir,
     assert theirs["codebase"]["negatives"][:] == [None] * 24
 
 
-def test_the_card_says_what_the_rows_are(arguments, data_dir, tmp_path):
+def test_the_card_describes_the_rows(arguments, data_dir, tmp_path):
     card = DatasetCard.load(write_data(load_folder(data_dir), arguments, tmp_path / "rows") / "README.md")
     assert card.data.language == ["code"] and {"python", "code-search"} <= set(card.data.tags)
     splits = [part["split"] for part in card.data.configs[0]["data_files"]]

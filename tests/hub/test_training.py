@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard, hf_hub_download
-from server import READ_TOKEN, WRITE_TOKEN
+from server import WRITE_TOKEN
 from transformers import AutoModel
 
 from soft_trainer.cli.__main__ import run_command
@@ -143,11 +143,8 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path):
     [
         (None, PUSH, "no token"),
         ("hf_wrong", PUSH, "token is invalid"),
-        (READ_TOKEN, PUSH, "not allowed to write"),
         (WRITE_TOKEN, PUSH | {"hub_model_id": "bob/tiny"}, "not allowed to write"),
         (WRITE_TOKEN, PUSH | {"hub_model_id": "tiny"}, "expected USER/NAME"),
-        ("hf_wrong", ROWS, "token is invalid"),
-        (READ_TOKEN, ROWS, "not allowed to write"),
         (WRITE_TOKEN, ROWS | {"push_data_to_hub": "bob/rows"}, "not allowed to write"),
         (WRITE_TOKEN, ROWS | {"push_data_to_hub": "rows"}, "push_data_to_hub='rows': expected USER/NAME"),
         (WRITE_TOKEN, ROWS | {"source_dir": None}, "set source_dir, history or data_dir"),

@@ -71,5 +71,5 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("message", "author", "reason"), REASONS)
-def test_commits_that_say_nothing_of_use_are_left_out(message, author, reason):
+def test_uninformative_commits_are_skipped(message, author, reason):
     assert reason_against(message, author or "Ann <a@example.org>", "GitHub <noreply@github.com>") == reason

@@ -109,7 +109,7 @@ LEFT_OUT = [
 
 
 @pytest.mark.parametrize(("message", "text", "outcome"), LEFT_OUT, ids=[case[0] for case in LEFT_OUT])
-def test_commits_without_a_change_to_search_for_are_left_out(repository, message, text, outcome):
+def test_commits_without_a_searchable_change_are_skipped(repository, message, text, outcome):
     rest = {f"src/f{i}.py": function(f"f{i}") for i in range(1, 5)}
     repository.commit("Make all functions short again", {"src/f0.py": function("f0")} | rest)
     before = mine(repository).commits
@@ -148,7 +148,7 @@ def test_a_commit_is_paired_with_the_overload_that_it_changes(tmp_path):
     ]
 
 
-def test_a_bot_and_addresses_are_left_out(repository):
+def test_bots_and_addresses_are_excluded(repository):
     message = "Make it nicer for ann@example.org\n\nSo Bob said.\nCo-authored-by: Ann Author <ann@example.org>"
     repository.commit(message, {"src/f0.py": function("f0")}, author="Ann Author")
     mined = mine(repository)
@@ -306,7 +306,7 @@ def remove(repository, revision):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_commits_and_files_that_lack_an_object_are_left_out_and_counted(tmp_path, capsys, workers):
+def test_commits_and_files_that_lack_an_object_are_skipped_and_counted(tmp_path, capsys, workers):
     repository = grown(tmp_path, 40)
     whole = mine(repository)
     remove(repository, "HEAD~30:src/f0.py")

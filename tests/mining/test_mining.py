@@ -73,13 +73,6 @@ def test_output_folder(tmp_path):
     assert "undocumented" in mining_table(mined)
 
 
-def test_without_a_codebase_the_pairs_are_the_same(tmp_path):
-    tree = python_tree(tmp_path / "tree")
-    whole = mine(tree, "python", num_workers=1)
-    pairs = mine(tree, "python", num_workers=1, codebase=False)
-    assert pairs.rows == {split: whole.rows[split] for split in ("train", "valid", "test")}
-
-
 def test_a_tree_replaces_the_judgments_of_a_history_that_was_mined_to_the_same_folder(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "relevance.jsonl.gz").touch()
@@ -87,7 +80,7 @@ def test_a_tree_replaces_the_judgments_of_a_history_that_was_mined_to_the_same_f
     assert not (tmp_path / "out" / "relevance.jsonl.gz").exists()
 
 
-def test_a_name_that_is_no_text_is_counted_and_a_wrong_place_refused_at_once(tmp_path, monkeypatch):
+def test_an_undecodable_name_is_counted_and_a_wrong_path_refused_at_once(tmp_path, monkeypatch):
     tree = python_tree(tmp_path / "tree")
     os.rename(tree / "package3/code.py", os.path.join(os.fsencode(tree), b"package3/caf\xe9.py"))
     mined = mine_to(tree, "python", tmp_path / "out", num_workers=1)

@@ -54,7 +54,7 @@ def options_after(tmp_path, encoder_dir):
     return choose
 
 
-def test_an_encoder_of_sentences_gets_hard_batches_and_a_line_says_so(options_after, capsys):
+def test_an_encoder_of_sentences_gets_hard_batches_which_is_reported(options_after, capsys):
     assert options_after() == CHOSEN
     assert (
         "Defaults for an encoder trained for search: learning_rate=6e-05, num_train_epochs=1, warmup_steps=0.1, "
@@ -315,7 +315,7 @@ def static(teacher, tmp_path):
     return distil_static(teacher, tmp_path / "static", 8, vocabulary_size=300)
 
 
-def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_after, static, teacher, capsys):
+def test_a_distilled_encoder_learns_from_its_teacher_which_is_reported(options_after, static, teacher, capsys):
     expected = DISTILLED | {"estimator_model": str(teacher), "train_sampling_strategy": "random"}
     assert options_after(model=static, names=expected) == expected
     line = capsys.readouterr().err.splitlines()[-1]
@@ -327,7 +327,7 @@ def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_
     assert options_after("--estimator", "none", model=static, names=DISTILLED) == without
 
 
-def test_an_encoder_whose_teacher_is_gone_trains_like_one_without_and_a_line_says_so(static, teacher, dataset, capsys):
+def test_an_encoder_whose_teacher_is_missing_trains_without_it_which_is_reported(static, teacher, dataset, capsys):
     shutil.rmtree(teacher)
     options = {"output_dir": "out", "use_cpu": True, "report_to": "none"}
     trainer = SoftInfoNCETrainer(str(static), SoftInfoNCETrainingArguments(**options), dataset)
@@ -413,13 +413,6 @@ def test_rows_to_train_on_decide_that_python_trains(encoder_dir, asked, dataset,
     assert trainer.folder.trains and trainer.fingerprint()["do_train"]
     evaluates = SoftInfoNCETrainer(str(encoder_dir), args, eval_dataset=dataset)
     assert evaluates.estimator is None and not evaluates.folder.trains
-
-
-def test_base_trains_without_an_estimator_in_python_as_in_the_shell(options_after, dataset, tmp_path):
-    assert options_after(model=BASE, names=["estimator"]) == {"estimator": "none"}
-    args = SoftInfoNCETrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none")
-    trainer = SoftInfoNCETrainer(BASE, args, dataset)
-    assert trainer.estimator is None and trainer.criterion.loss == "info_nce"
 
 
 # ---- A teacher by name ----
@@ -533,15 +526,6 @@ def precision_of(monkeypatch, tmp_path, profile):
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_bf16_is_the_default_on_a_device_that_computes_in_it(precision_of, device, options, expected):
     assert precision_of(device=device, **options) == expected
-
-
-@pytest.mark.slow
-def test_trainers_with_the_same_arguments_may_differ_in_precision(encoder_dir, dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    args = SoftInfoNCETrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none")
-    rows = concatenate_datasets([dataset] * 2)
-    precisions = [SoftInfoNCETrainer(str(name), args, rows).precision for name in (BASE, encoder_dir, BASE)]
-    assert precisions == ["float32", "bf16", "float32"]
 
 
 def test_a_cpu_before_torch_2_11_trains_in_float32(monkeypatch):

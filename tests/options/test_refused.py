@@ -97,9 +97,6 @@ WORKS = {
 }
 # Arguments of `Trainer` that work, likewise.
 ARGUMENTS = {
-    "encoders/test_given.py": {
-        "test_model_init_makes_every_encoder": "args train_dataset eval_dataset model_init processing_class",
-    },
     "encoders/test_loading.py": {
         "test_a_model_with_code_trains_and_its_folder_has_the_code": "model",
     },
@@ -107,7 +104,12 @@ ARGUMENTS = {
         "test_an_optimizer_with_two_sets_of_weights_is_asked_for_those_of_evaluation": "optimizers",
         "test_compute_metrics_gets_ranks_top_codes_and_targets": "compute_metrics",
     },
+    "options/test_defaults.py": {
+        "test_python_recognises_the_kind_of_an_encoder": "args train_dataset processing_class",
+        "test_rows_to_train_on_decide_that_python_trains": "eval_dataset",
+    },
     "training/test_trainer_options.py": {
+        "test_a_model_is_made_anew_for_every_training": "model_init",
         "test_an_estimator_among_the_callbacks_gives_the_weights": "callbacks",
         "test_an_optimizer_of_ones_own": "optimizer_cls_and_kwargs",
         "test_an_own_collator_makes_the_inputs_of_both_sides": "data_collator",
@@ -183,15 +185,6 @@ def test_what_works_is_given_in_a_test(path):
     tables = {ast.unparse(each.targets[0]): each.value for each in statements if isinstance(each, ast.Assign)}
     for name, options in [*WORKS.get(path, {}).items(), *ARGUMENTS.get(path, {}).items()]:
         assert set(options.split()) <= given_in(tests[name], tables), name
-
-
-def test_a_comment_or_a_docstring_gives_nothing():
-    code = """def test(train):
-        "Trains with seed=1."
-        print("bf16", optim)  # max_steps=1
-        train(learning_rate=1, **TABLE)"""
-    table = ast.parse("{'eval_steps': 2}", mode="eval")
-    assert given_in(ast.parse(code), {"TABLE": table}) == {"learning_rate", None, "eval_steps"}
 
 
 # ---- Values ----
@@ -305,7 +298,7 @@ def test_a_loss_that_would_not_be_called_is_refused(trainer_of):
         trainer_of(arguments={"preprocess_logits_for_metrics": lambda *arguments: 0})
 
 
-def test_an_argument_that_is_no_encoder_is_refused(trainer_of):
+def test_an_argument_that_is_not_an_encoder_is_refused(trainer_of):
     for argument, value, word in (
         ("model", None, "model_init"),
         ("model", 3, "not int"),

@@ -74,7 +74,7 @@ def test_every_reason_is_tried():
     assert unread.keys() == {name for name, *_ in ENCODER}
 
 
-def test_a_training_says_so(trainer_of, capsys):
+def test_unread_options_are_reported(trainer_of, capsys):
     trainer_of(loss="info_nce", alpha=2.0, max_steps=1).train()
     assert "warning: alpha=2.0 has no effect: neither the loss nor its weighting uses it" in capsys.readouterr().err
 

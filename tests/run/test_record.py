@@ -157,17 +157,6 @@ def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
     assert "signs: skipped lexical BM25. None of the 24 functions contains a word" in capsys.readouterr().err
 
 
-def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monkeypatch):
-    data = {"valid": dataset.select(range(2)), "test": dataset.select(range(4)), "codebase": dataset}
-    run = make_run(data, {"human": Split.from_urls(graded.queries, dataset)})
-    encoded = []
-    embed = run.trainer.embed_rows
-    monkeypatch.setattr(run.trainer, "embed_rows", lambda rows, side: encoded.append(side) or embed(rows, side))
-    run.measure("untrained")
-    assert list(run.results) == ["valid", "test", "human"] and encoded.count("code") == 1
-    assert all("ndcg@10" in run.results[split]["untrained"] for split in ("valid", "test"))
-
-
 @pytest.fixture
 def folders(tmp_path, rows):
     """Folders: `pairs` has only train, `human` has CoSQA's files and judgments."""

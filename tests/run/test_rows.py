@@ -18,7 +18,6 @@ from soft_trainer import load_rows
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import load as loading
 from soft_trainer.data.languages import languages_in
-from soft_trainer.data.layouts import codesearchnet
 from soft_trainer.data.row_checks import check_split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -128,15 +127,6 @@ def test_training_rows_need_no_url(write_folder, rows, tmp_path):
         (tmp_path / f"{split}.txt").write_text("\n".join(urls))
     with pytest.raises(UserError, match="valid: no rows"):
         load(language="python", data_dir=str(folder), split_urls=str(tmp_path))
-
-
-def test_the_hub_without_a_folder(data_dir, monkeypatch):
-    asked = []
-    hub = codesearchnet.load_folder(data_dir)
-    monkeypatch.setattr(loading, "load_hub", lambda *names: asked.append(names) or dict(hub))
-    data = load(language="go")
-    assert asked == [("code-search-net/code_search_net", "go", None)]
-    assert len(data["train"]) == 16
 
 
 def test_split_urls_choose_from_a_folder_and_rows_are_checked(data_dir, rows, tmp_path):

@@ -70,6 +70,13 @@ def test_scores_fall_and_neither_a_file_nor_a_test_comes_too_early(index):
         ("date", {"name": "*_date"}, {"parse_date", "format_date"}),
         ("date", {"name": "Dates::parse_date()"}, set()),
         ("cart", {"name": "ShoppingCart::add_item()"}, {"ShoppingCart.add_item"}),
+        (
+            "cart",
+            {"name": "ShoppingCart.*_*"},
+            {f"ShoppingCart.{name}" for name in ("__init__", "add_item", "total_price")},
+        ),
+        ("cart", {"name": "*Cart.ADD*"}, {"ShoppingCart.add_item"}),
+        ("cart", {"name": "ShoppingCart::ADD_item"}, {"ShoppingCart.add_item"}),
         ("date", {"name": "parse_date?"}, {"parse_date"}),
         ("date", {"name": "nothing"}, set()),
     ],
@@ -79,7 +86,20 @@ def test_filters(index, query, filters, found):
 
 
 @pytest.mark.parametrize(
-    "query", ["", "  ", "?!", "zzzzzz", '"', "'; DROP TABLE files; --", "NEAR(", "a" * 100_000, "word " * 10_000]
+    "query",
+    [
+        "",
+        "  ",
+        "?!",
+        "zzzzzz",
+        '"',
+        "'; DROP TABLE files; --",
+        "NEAR(",
+        "a" * 100_000,
+        "word " * 10_000,
+        "zz\n\nxqzv",
+        "\n\n",
+    ],
 )
 def test_queries_that_find_nothing(index, query):
     assert index.search(query) == []
@@ -347,12 +367,7 @@ def test_a_file_is_read_once_it_can_be_read(tree, monkeypatch):
     assert index.statistics()["skipped"]["unreadable"] == 5
 
 
-def test_one_pattern_may_be_a_text(tree):
-    index = CodeIndex.build(tree, exclude="*.md", include="*.log")
-    assert index.patterns == {"exclude": ["*.md"], "include": ["*.log"]}
-
-
-def test_an_index_says_what_it_is(tree, index):
+def test_an_index_describes_itself(tree, index):
     assert repr(index) == f"CodeIndex({str(tree)!r}, files=6, chunks=12, model=None)"
     assert index.skipped() == {".env": "secret", "build/": "ignored", "debug.log": "ignored"}
 
@@ -372,7 +387,7 @@ def test_an_older_format_is_made_again_with_its_settings(tree, stub):
 def test_one_index_answers_several_threads(tree, stub):
     index = CodeIndex.build(tree, model="stub")
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    index._update_words(progress=False, wait=True)  # its chunk has no embedding, which is a notice
+    index.refresh(encode=False)  # its chunk has no embedding, which is a notice
 
     def ask(number):
         if number % 10 == 0:

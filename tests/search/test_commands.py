@@ -305,12 +305,6 @@ def test_the_tools_make_the_index_that_they_need(command, tree, monkeypatch):
     assert code == 0 and not out and "making one" in err and served[0].index.search("parse_date")
 
 
-def test_files_that_are_left_out_are_listed_with_their_reasons(command, tree):
-    out = command("index", tree, "--skipped")[1]
-    assert out.startswith(".env  secret\nbuild/  ignored\ndebug.log  ignored\n6 files in 12 chunks")
-    assert "build/  ignored" not in command("index", tree)[1]
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_place_that_cannot_be_written(command, tree, tmp_path):
     closed = tmp_path / "closed"
@@ -359,7 +353,7 @@ def test_the_lines_that_matter_are_shown():
     assert lines[0] == (10, "def f():") and (41, "    return total_price(items)") in lines
 
 
-def test_a_stopped_index_says_what_is_kept_and_goes_on(command, tree, stub, monkeypatch):
+def test_a_stopped_index_reports_what_is_kept_and_continues(command, tree, stub, monkeypatch):
     monkeypatch.setattr(vectors, "COMMIT_TEXTS", 4)
     original = stub.codes
 
@@ -380,7 +374,7 @@ def test_a_stopped_index_says_what_is_kept_and_goes_on(command, tree, stub, monk
     assert index.statistics()["encoded"] == kept["chunks"] and len(stub.encoded) == len(set(stub.encoded))
 
 
-def test_a_stopped_page_says_what_is_kept(command, tree, monkeypatch):
+def test_a_stopped_page_reports_what_is_kept(command, tree, monkeypatch):
     command("index", tree)
 
     def stop(self):

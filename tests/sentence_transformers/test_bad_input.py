@@ -87,7 +87,7 @@ def test_columns_that_are_not_negatives_are_named_and_not_used(columns, capsys):
     ("estimator", "options", "said"),
     [(None, {}, True), (None, {"loss": "info_nce"}, False), (BM25Estimator(), {}, False)],
 )
-def test_a_loss_without_weights_says_so(sentence_transformer, capsys, estimator, options, said):
+def test_a_loss_without_weights_is_reported(sentence_transformer, capsys, estimator, options, said):
     SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data()), **options)
     assert ("SoftInfoNCELoss without an estimator or a teacher is InfoNCE" in capsys.readouterr().err) == said
 

@@ -111,25 +111,6 @@ def test_it_equals_the_trainer_on_pairs(name, pairs, still, features_of, trainer
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("false_negatives", ["mask", "positives", "ignore"])
-def test_distillation_by_the_start_equals_the_trainer(false_negatives, pairs, still, features_of, trainer_step):
-    batch = pairs.select(ROWS)
-    options = {
-        "distill_weight": 0.5,
-        "distill_temperature": 3.0,
-        "false_negatives": false_negatives,
-        "weighting": "linear",  # the trainer's default depends on the encoder
-    }
-    expected = trainer_step(batch, InitialModelEstimator(cache_dir=None), **options)
-    assert abs(trainer_step(batch, InitialModelEstimator(cache_dir=None))[0] - expected[0]) > 1e-3
-    rows = with_rows(batch)
-    given = features_of(still, rows, range(len(ROWS)))
-    for kind, size in KINDS:
-        loss = kind(still, SentenceTransformerEstimator(batch_size=3), rows, **size, **options)
-        assert_same(step(loss, *given), expected, 1e-5)
-
-
-@pytest.mark.slow
 def test_a_teacher_by_name_is_a_trained_model_whose_scores_the_loss_learns(pairs, still, features_of, encoder_dir):
     rows = with_rows(pairs.select(ROWS))
     given = features_of(still, rows, range(len(ROWS)))

@@ -64,7 +64,7 @@ def functions_of(source: str, language: str) -> dict:
 
 
 @pytest.mark.parametrize("language", ["java", "rust", "typescript", "c", "cpp"])
-def test_a_signature_without_a_body_is_no_function(language):
+def test_a_signature_without_a_body_is_not_a_function(language):
     for declared, source, _ in NAMES:
         if declared == language:
             for function in functions_of(source, language).values():
@@ -131,7 +131,7 @@ def test_an_error_in_a_function_or_on_one_line_hides_none(language, source):
     assert parse_file(source.encode(), language)[1]
 
 
-def test_a_test_of_googletest_is_no_function():
+def test_a_googletest_case_is_not_a_function():
     assert not functions_of("TEST_F(CartTest, Total) {\n  int a;\n}\nTEST(Cart, Sum) {\n  int a;\n}\n", "cpp")
 
 
@@ -145,7 +145,7 @@ def test_files_made_to_be_slow_take_little_time(text):
     assert time.process_time() - started < 2
 
 
-def test_ctrl_c_in_the_parser_is_no_other_error(monkeypatch):
+def test_ctrl_c_in_the_parser_stays_ctrl_c(monkeypatch):
     monkeypatch.setattr(
         "soft_trainer.source.definitions.time.monotonic", Mock(side_effect=[0, KeyboardInterrupt, 1, 1, 1])
     )

@@ -70,7 +70,7 @@ def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file
         ({"runs": {"a": {"output_dir": "b"}}}, "a has output_dir; set the study's `output_dir` instead"),
     ],
 )
-def test_what_is_no_study_is_refused(study_file, changes, words):
+def test_an_invalid_study_is_refused(study_file, changes, words):
     with refused(words):
         read_study(study_file(**changes))
 
@@ -84,7 +84,7 @@ def test_the_name_of_a_run_may_be_a_number(study_file, tmp_path):
     ("launcher", "words"),
     [("python 'a", "No closing quotation"), ("no_launcher --x", "command no_launcher not found")],
 )
-def test_a_launcher_that_is_no_command_line_is_refused(study_file, launcher, words):
+def test_an_invalid_launcher_is_refused(study_file, launcher, words):
     with refused("launcher=", words):
         run_command(["study", "--config", str(study_file(launcher=launcher))])
 

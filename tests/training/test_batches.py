@@ -181,7 +181,7 @@ class TwoEach:
 
 
 @pytest.mark.parametrize("gather", [True, False])
-def test_processes_with_negatives_of_their_own_make_equal_passes(tokens, gather):
+def test_processes_with_different_negatives_make_equal_passes(tokens, gather):
     collator, options = padding(largest=2), {"gather": gather, "hard_negatives": TwoEach()}
     batches = [batches_of(tokens, collator, rank=rank, world_size=2, **options) for rank in range(2)]
     shares = [batch.__getitems__([5, 1, 2, 3]) for batch in batches]

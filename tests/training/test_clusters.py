@@ -51,7 +51,7 @@ def test_the_generator_alone_decides():
 
 
 @pytest.mark.slow
-def test_every_row_is_left_out_in_some_epoch_only():
+def test_every_row_is_used_within_ten_epochs():
     assert {row for seed in range(10) for row in flat(batches(seed))} == set(range(ROWS))
 
 
@@ -102,7 +102,7 @@ def test_a_code_of_several_queries_is_reached_through_its_first_free_pair():
         assert any(reached)  # for one of the queries, all pairs of the near code may already be in other groups
 
 
-def test_several_codes_of_a_query_are_pairs_of_their_own():
+def test_several_codes_of_a_query_are_separate_pairs():
     pairs = np.array([(0, 0), (0, 1), (1, 2), (1, 3)])
     neighbours = np.array([[2], [0]])
     found = similar_batches(pairs, neighbours, 2, np.random.default_rng(1), group_size=2)

@@ -48,7 +48,7 @@ def test_overflows_with_good_steps_between_never_stop_a_run():
     assert training.counter.count >= 2 * OverflowCounter.MOST - 2
 
 
-def test_overflow_in_every_step_stops_the_run_and_says_what_to_do():
+def test_overflow_in_every_step_stops_the_run_with_advice():
     training = Training(fused=False)
     training.step(1.0)
     with pytest.raises(NotFiniteError, match=r"overflowed in 20 steps in a row, up to step \d+.*Train in bf16"):

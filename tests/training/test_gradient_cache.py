@@ -38,7 +38,7 @@ def trained(trainer_of, _model, monkeypatch):
         ),
         pytest.param({"cancel": "top_k", "cancel_k": 1}, marks=pytest.mark.slow),
         pytest.param({"loss": "own_losses:hinge", "weighting": "own_losses:halves"}, marks=pytest.mark.slow),
-        pytest.param({"packing": "false"}),
+        pytest.param({"packing": "false"}, marks=pytest.mark.slow),
         pytest.param({"matryoshka_dims": "32,16,4"}, marks=pytest.mark.slow),
     ],
     ids=str,

@@ -234,15 +234,6 @@ def test_all_processes_stop_at_the_same_step(monkeypatch):
     assert stopping.due(args, state, TrainerControl()) and stopping.signal == signal.SIGINT
 
 
-def test_a_signal_to_another_process_after_the_last_step_stops_all(trainer_of, monkeypatch):
-    trainer = trainer_of(max_steps=1)
-    monkeypatch.setattr(Stopping, "due", lambda *_: False)
-    monkeypatch.setattr(distributed, "largest", lambda number: signal.SIGTERM)
-    with pytest.raises(SystemExit, match="143"):
-        trainer.train()
-    assert names(trainer.args.output_dir) == ["rolling/checkpoint-1"]
-
-
 @pytest.fixture
 def always_late(monkeypatch):
     """Makes a rolling checkpoint due after every step."""
@@ -307,7 +298,7 @@ def test_a_checkpoint_by_time_is_never_the_best(trainer_of):
 
 
 def test_a_rolling_checkpoint_is_never_pushed(trainer_of):
-    trainer = trainer_of(push_to_hub=False)
+    trainer = trainer_of(push_to_hub=False, max_steps=1)
     trainer.train()
     pushed = []
     trainer._publisher = SimpleNamespace(push_checkpoint=lambda *_: pushed.append("checkpoint"))

@@ -73,16 +73,6 @@ def test_only_the_adapter_learns(train, base, profile):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_exact_to_the_bit(train, adapted, tmp_path):
-    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    whole = train(**options)
-    checkpoint = tmp_path / "out" / "checkpoint-2"
-    assert (checkpoint / "adapter_config.json").is_file() and not (checkpoint / "model.safetensors").exists()
-    resumed = train(model=adapted(seed=7), resume=str(checkpoint), **options)
-    check_weights(adapter_state(whole.model), adapter_state(resumed.model))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"gradient_cache_chunk_size": 3}, {"gradient_checkpointing": True}], ids=str)
 def test_less_memory_changes_no_gradient(train, adapted, options):
     models = [still(adapted(lora_dropout=0.0)) for _ in range(2)]
@@ -139,25 +129,6 @@ def test_a_peft_model_trains_as_the_encoder_inside(trainer_of, base, profile):
     assert trainer.model is wrapped.get_base_model()
     assert any(tensor.any() for name, tensor in adapter_state(trainer.model).items() if "lora_B" in name)
     assert has_adapter(load_model(trainer.args.output_dir, profile))
-
-
-@pytest.mark.slow
-def test_an_adapter_folder_is_trained_on(train, base, profile, tmp_path):
-    first = train()
-    first.save_model(tmp_path / "first")
-    model = load_model(tmp_path / "first", profile)
-    check_weights(adapter_state(first.model), adapter_state(model))
-    second = train(model)
-    assert not torch.equal(*(next(iter(adapter_state(t.model).values())) for t in (first, second)))
-
-
-@pytest.mark.slow
-def test_dora_is_trained_and_saved(train, base, profile, tmp_path):
-    model = load_model(base, profile)
-    model.add_adapter(LoraConfig(r=2, target_modules=["query"], use_dora=True))
-    trainer = train(model, max_steps=1)
-    trainer.save_model()
-    check_weights(adapter_state(trainer.model), adapter_state(load_model(tmp_path / "out", profile)))
 
 
 def test_a_checkpoint_with_other_settings_is_refused(adapted, model, trainer_of, tmp_path):

@@ -4,23 +4,15 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from torch.nn.functional import normalize
-from trainings import OWN, batches_of, bm25, check_weights, fitted, gradients, initial
+from trainings import OWN, batches_of, bm25, check_weights, fitted, initial
 from transformers import TrainerCallback
 
-from soft_trainer import BM25Estimator, losses
-from soft_trainer.criterion import LOSSES
+from soft_trainer import BM25Estimator
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import SimCSEEstimator
 
 SIMILAR = {"train_sampling_strategy": "similar", "group_size": 4}
 AWARE = {"weighting": "positive_aware"}
-
-
-def with_twins(rows: list[dict], number: int, twins: int) -> Dataset:
-    """Makes a data set of the first rows, and repeats some of them with other urls."""
-    again = (row | {"url": f"{row['url']}-twin"} for row in rows[:twins])
-    return Dataset.from_list([*rows[:number], *again])
 
 
 @pytest.fixture(scope="module")
@@ -63,55 +55,6 @@ def test_clustered_batches_hold_whole_topics_and_every_row_once_an_epoch(make_tr
 # ---- The step ----
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        OWN,
-        OWN | {"false_negatives": "positives"},
-        AWARE | {"false_negatives": "positives"},
-        {"loss": "kl_regularization", "distill_weight": 0.5} | OWN,
-        OWN | AWARE | {"false_negatives": "positives", "distill_weight": 0.5},
-    ],
-    ids=["own", "own-positives", "positives", "kl", "own-positives-distill"],
-)
-def test_gradient_caching_changes_nothing(make_trainer, rows, exact_model, options):
-    results = []
-    for chunk in (None, 3):
-        cached = {"per_device_train_batch_size": 12, "gradient_cache_chunk_size": chunk}
-        trainer = make_trainer(initial(), with_twins(rows, 9, 3), exact_model, **cached, **options)
-        [batch] = batches_of(trainer)
-        assert batch.false_negatives == 6 and (batch.targets.extra_positives is not None) == (
-            options.get("false_negatives") == "positives"
-        )
-        results.append(gradients(trainer, batch))
-    (plain, expected), (cached, found) = results
-    assert cached == pytest.approx(plain, abs=1e-10)
-    check_weights(found, expected, atol=1e-10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", LOSSES)
-def test_distilling_is_added_to_every_loss_with_inputs_from_the_workers(make_trainer, exact_model, loss):
-    values = []
-    for in_workers, weight in ((True, 0.7), (False, 0.7), (True, 0.0)):
-        estimator = bm25()
-        estimator.in_workers = in_workers
-        trainer = make_trainer(estimator, model=exact_model, loss=loss, distill_weight=weight)
-        batch = next(iter(trainer.get_train_dataloader()))
-        assert (batch.targets.similarity is not None) == (in_workers and (weight > 0 or loss != "info_nce"))
-        batch = trainer._prepare_inputs(batch)
-        with torch.no_grad(), trainer.running():
-            queries, codes = trainer.embeddings(trainer.model, batch)
-            values.append(trainer.block_loss(queries, codes, batch, slice(None)).item())
-    similarity = trainer.estimator.similarity(batch.rows, batch.code_rows)
-    scores = 20 * normalize(queries) @ normalize(codes).T
-    added = losses.kl_divergence(scores, similarity, 1.0, batch.targets.positives, negatives=batch.targets.negatives)
-    assert added > 0.02
-    assert values[0] == pytest.approx(values[1], abs=1e-6)
-    assert values[0] - values[2] == pytest.approx(0.7 * added.item(), abs=1e-6)
-
-
 def test_distilling_from_the_initial_model_adds_nothing_before_the_first_step(make_trainer, exact_model):
     values = []
     for options in ({}, {"distill_weight": 1.0}, {"distill_weight": 1.0, "distill_temperature": 2.0}):
@@ -121,25 +64,6 @@ def test_distilling_from_the_initial_model_adds_nothing_before_the_first_step(ma
             values.append(trainer.compute_loss(trainer.model, batch).item())
     assert values[1] == pytest.approx(values[0], abs=1e-6)
     assert values[2] > values[0] + 1e-3
-
-
-@pytest.mark.parametrize("false_negatives", ["mask", "positives", "ignore"])
-def test_duplicates_are_left_out_or_right_answers_or_negatives(make_trainer, rows, false_negatives):
-    twin = rows[0] | {"code": "def other(): pass", "code_tokens": ["other"]}
-    [batch] = batches_of(make_trainer(bm25(), Dataset.from_list([*rows[:7], twin]), false_negatives=false_negatives))
-    order = np.argsort(batch.rows)
-    first, last = int(order[0]), int(order[7])
-    assert (batch.targets.negatives is None) == (false_negatives == "ignore")
-    assert (batch.targets.extra_positives is None) == (false_negatives != "positives")
-    if false_negatives != "ignore":
-        assert not batch.targets.negatives[first, last] and not batch.targets.negatives[last, first]
-        assert batch.false_negatives == int((~batch.targets.negatives).sum()) == 2
-    if false_negatives == "positives":
-        assert (
-            batch.targets.extra_positives[first, last]
-            and batch.targets.extra_positives[last, first]
-            and int(batch.targets.extra_positives.sum()) == 2
-        )
 
 
 # ---- Resume ----

@@ -28,6 +28,13 @@ CASES = {
     "short_last_batch": SHORT,
     "short_last_batch_cached": SHORT | {"gradient_cache_chunk_size": 3},
     "accumulated": {"batch": 6, "gradient_accumulation_steps": 2},
+    "bce": {"batch": 6, "loss": "bce"},
+    "kl_cached": {
+        "batch": 6,
+        "loss": "kl_regularization",
+        "gradient_cache_chunk_size": 2,
+        "gradient_accumulation_steps": 2,
+    },
     "pool": {"batch": 8, "pool": 33, "max_steps": 1},
     "hard_negatives": OWN | {"batch": 8, "negatives_per_query": 2},
     "hard_negatives_cached": OWN | {"batch": 6, "false_negatives": "positives", "gradient_cache_chunk_size": 3},
@@ -188,16 +195,6 @@ def test_workers_of_any_start_method_make_the_batches_of_their_process(together,
     for expected, result in zip(results_of(together, "local", 2), results_of(together, name, 2), strict=True):
         assert result["rows"] == expected["rows"]
         assert result["losses"] == pytest.approx(expected["losses"], abs=1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start", STARTS)
-def test_workers_of_any_start_method_serve_one_process(alone, start):
-    options = {"batch": 8, "dataloader_num_workers": 1, "dataloader_multiprocessing_context": start}
-    options["dataloader_persistent_workers"] = start == "fork"
-    [result] = results_of(alone("workers", options), "workers", 1)
-    [expected] = results_of(alone("none", {"batch": 8}), "none", 1)
-    assert result == expected
 
 
 @pytest.mark.slow

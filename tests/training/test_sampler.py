@@ -15,7 +15,7 @@ def batches(epoch: int = 0, **options) -> list[list[int]]:
     return found
 
 
-def test_rows_come_once_and_the_last_short_batch_is_left_out():
+def test_each_row_is_used_once_and_the_last_short_batch_is_dropped():
     found = batches()
     assert [len(batch) for batch in found] == [6, 6, 6]
     rows = [row for batch in found for row in batch]

@@ -7,10 +7,9 @@ import pytest
 import torch
 from datasets import Dataset
 from refusals import refused
-from trainings import batches_of, fitted, gradients, initial, still
+from trainings import batches_of, fitted, gradients, still
 
 from soft_trainer.encoders.encoding import encode, pad, score
-from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.estimators.scores import ScoresEstimator
 
 AWARE = {"loss": "soft_info_nce", "weighting": "positive_aware", "margin": 0.1, "temperature": 0.5}
@@ -133,40 +132,6 @@ def test_loss_and_gradient_against_a_plain_loop(make, scored, name, passes):
         torch.testing.assert_close(
             gradient, torch.zeros_like(gradient) if known is None else known, atol=1e-6, rtol=1e-5
         )
-
-
-class Restricted(InitialModelEstimator):
-    """The encoder's own similarities, but only of each query's positive and hard negatives."""
-
-    partial = True
-
-    def fit(self, split):
-        super().fit(split)
-        self.named = (split.judgments.negatives + split.judgments.relevant).tocsr()
-        self.named.data[:] = 1
-
-    def similarity(self, query_rows, code_rows):
-        named = torch.from_numpy(self.named[np.asarray(query_rows)][:, np.asarray(code_rows)].toarray() > 0)
-        return super().similarity(query_rows, code_rows).masked_fill(~named, torch.nan)
-
-
-@pytest.mark.parametrize("name", ["weights", "Eq. 4", "KL", "both"])
-def test_scores_of_an_encoder_equal_the_encoder_on_the_same_columns(make, rows, name):
-    rows = [row | {"negatives": [rows[(n + 1) % 24]["url"], f"def f{n}(): pass"]} for n, row in enumerate(rows)]
-    options = {"seed": 3} | CASES[name]
-    encoder = fitted(make(rows, Restricted(cache_dir=None), **options))
-    scores = []
-    for query, code in encoder.train_split.judgments.pairs():
-        negatives = [(query + 1) % 24, 24 + query]
-        scores.append(encoder.estimator.similarity([query], [code, *negatives])[0].tolist())
-    given = fitted(make([row | {"scores": of_row} for row, of_row in zip(rows, scores, strict=True)], **options))
-    for one, other in zip(batches_of(encoder), batches_of(given), strict=True):
-        expected = gradients(encoder, one)
-        found = gradients(given, other)
-        assert found[0] == pytest.approx(expected[0], abs=1e-6)
-        torch.testing.assert_close(found[1], expected[1], atol=1e-6, rtol=1e-5)
-    whole = fitted(make(rows, initial(), **options))
-    assert gradients(whole, batches_of(whole)[0])[0] != pytest.approx(expected[0], abs=1e-3)
 
 
 def test_data_workers_send_unknown_scores(make, scored):

@@ -88,16 +88,6 @@ def test_a_folder_is_the_rows_of_a_run(folder):
         pushed_tables(data)
 
 
-def test_python_reads_a_folder_like_any_rows(folder, trainer_of):
-    (folder / "qrels" / "train.tsv").write_text("q0\tc1\t1\nq1\tc3\t1\n")
-    rows = load_rows(folder)
-    assert list(rows) == ["train", "test"] and rows["test"].corpus["url"][:] == ["c0", "c1", "c2", "c3"]
-    arguments = {"train_dataset": rows["train"], "eval_dataset": rows["test"], "codebase": None}
-    trainer = trainer_of(per_device_train_batch_size=2, estimator=None, arguments=arguments)
-    metrics = trainer.evaluate()
-    assert (metrics["eval_queries"], metrics["eval_pool_size"]) == (2, 4) and "eval_ndcg@10" in metrics
-
-
 def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(folder):
     for name in ("query_column", "code_column", "id_column"):
         with refused(f"{name}=x: ", "have fixed names; omit"):
@@ -140,7 +130,7 @@ def test_what_cannot_be_read_is_named(folder, name, text, words):
         ("q2\tc9\t0\n", None),  # of no matter
     ],
 )
-def test_judged_ids_without_a_text_are_counted_and_left_out(folder, capsys, line, ignored):
+def test_judged_ids_without_a_text_are_counted_and_skipped(folder, capsys, line, ignored):
     before = load_beir(folder)["test"]
     path = folder / "qrels" / "test.tsv"
     path.write_text(path.read_text() + line)

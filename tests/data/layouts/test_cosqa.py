@@ -55,17 +55,6 @@ def test_a_code_without_a_number_is_named(cosqa):
         load_rows(cosqa)
 
 
-def test_python_trains_on_cosqa(cosqa, trainer_of):
-    rows = load_rows(cosqa)
-    arguments = {"train_dataset": rows["train"], "eval_dataset": rows["test"], "codebase": None}
-    trainer = trainer_of(
-        per_device_train_batch_size=2, estimator=None, false_negatives="positives", arguments=arguments
-    )
-    batch = next(iter(trainer.get_train_dataloader()))
-    assert len(batch.rows) == 2
-    assert trainer.evaluate()["eval_pool_size"] == 5
-
-
 def test_a_folder_may_be_named_by_its_language(cosqa):
     named = cosqa.rename(cosqa.parent / "python")
     arguments = DataArguments(data_dir=str(named.parent / "{language}"), language="python")

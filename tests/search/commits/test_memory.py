@@ -15,7 +15,7 @@ from soft_trainer.search.commits.reading import State
 from soft_trainer.search.index import store
 from soft_trainer.search.ranking.ranking import parse_query
 from soft_trainer.search.ranking.results import Commit
-from soft_trainer.search.serving import served_index, tools
+from soft_trainer.search.serving import served_index
 
 pytestmark = pytest.mark.usefixtures("voting")
 
@@ -81,16 +81,6 @@ def test_commits_are_read_as_they_come(tree):
     tree.git.set_head("refs/heads/main")
     index.update()
     assert found(index, "thimble") == [("f1", True)]
-
-
-def test_a_commit_that_is_amended_votes_no_more(tree):
-    before = tree.git.head.target
-    tree.change(2, "Light the lantern before the harbour opens")
-    index = CodeIndex.build(tree.path)
-    tree.git.references["refs/heads/main"].set_target(before)
-    tree.change(2, "Light the thimble before the harbour opens")
-    index.update()
-    assert index.search("lantern") == [] and found(index, "thimble") == [("f2", True)]
 
 
 def test_a_history_that_was_replaced_is_read_anew(tree, tmp_path):
@@ -324,12 +314,6 @@ def test_the_weight_comes_from_the_newest_commits_that_say_something_new(tree, m
         "5 for boats", "5 for ships", "4 for boats", "4 for ships",
     ]  # fmt: skip
     assert choose_weight(index.database).queries == 4
-
-
-def test_agents_see_the_subjects_inside_the_fence(tree):
-    tree.change(2, "Light the lantern before the harbour opens")
-    answer = tools._fenced("\n\n".join(tools._within(CodeIndex.build(tree.path).search("lantern"), 500)))
-    assert answer.splitlines()[-2] == "changed by: Light the lantern before the harbour opens"
 
 
 def test_commits_say_little_where_a_name_is_defined(tree):

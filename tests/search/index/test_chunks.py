@@ -134,7 +134,7 @@ def test_signatures_without_a_body_are_names_of_the_chunk_that_contains_them(lan
     assert [chunk.defines for chunk in split(source.encode(), language)] == expected
 
 
-def test_a_macro_on_a_line_of_its_own_and_the_comment_above_it_belong_to_their_function():
+def test_a_macro_on_a_separate_line_and_the_comment_above_it_belong_to_their_function():
     before = "int a;\n" * 5
     source = f"{before}/** Adds. */\nEXPORT\nDEPRECATED(2)\nint add(int a)\n{{\n  return a;\n}}\n"
     chunks = split(source.encode(), "c")

@@ -56,24 +56,29 @@ def test_embeddings_and_the_fingerprint_are_those_of_torch(folder):
         np.testing.assert_allclose(exported.encode(texts, side), own.encode(texts, side), atol=1e-4)
 
 
+def runtime_of(index):
+    with index.snapshot() as snapshot:
+        return snapshot.state["runtime"]
+
+
 @pytest.mark.parametrize("least, runtime", [(-1.0, "int8"), (1.1, "onnx")])
 def test_int8_earns_its_place_and_the_index_keeps_the_choice(tree, folder, monkeypatch, least, runtime):
     monkeypatch.setattr(onnx, "LEAST_COSINE", least)
     index = CodeIndex.build(tree, model=folder)
-    assert index._runtime == runtime
+    assert runtime_of(index) == runtime
     (tree / "new.py").write_text("def brand_new(): pass\n")
     monkeypatch.setattr(onnx, "LEAST_COSINE", -least)
     again = CodeIndex.build(tree)
-    assert again._runtime == runtime and again.search("parse a date") and not again.notices
+    assert runtime_of(again) == runtime and again.search("parse a date") and not again.notices
 
 
 def test_without_the_extra_torch_runs_the_encoder_and_an_index_keeps_it(tree, folder, monkeypatch):
     with monkeypatch.context() as without:
         without.setattr(text_encoder, "has_onnxruntime", lambda: False)
         index = CodeIndex.build(tree, model=folder)
-    assert index._runtime == "torch"
+    assert runtime_of(index) == "torch"
     again = CodeIndex.build(tree)
-    assert again._runtime == "torch" and again.search("parse a date") and not again.notices
+    assert runtime_of(again) == "torch" and again.search("parse a date") and not again.notices
 
 
 def test_an_index_by_onnx_is_searched_by_torch_where_onnx_is_missing(tree, folder, monkeypatch):

@@ -12,7 +12,6 @@ from refusals import refused
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.index.git_listing import list_ignored
 from soft_trainer.search.index.globs import path_filter
 from soft_trainer.search.index.listing import list_tree
 from soft_trainer.source.source_files import MAX_DEPTH, MAX_FILE_BYTES, read_text
@@ -20,14 +19,6 @@ from soft_trainer.source.source_files import MAX_DEPTH, MAX_FILE_BYTES, read_tex
 
 def skipped(folder):
     return list_tree(str(folder)).skipped
-
-
-def test_files_are_left_out_for_their_names(tree):
-    listing = list_tree(str(tree))
-    assert set(listing.files) == {
-        ".gitignore", "README.md", "src/server.go", "src/shop/cart.py", "src/shop/dates.py", "tests/test_cart.py",
-    }  # fmt: skip
-    assert listing.skipped == {".env": "secret"}
 
 
 def test_secrets(tmp_path):
@@ -54,12 +45,6 @@ def test_secrets(tmp_path):
     harmless = [".env.example", ".env-sample", "id_rsa.pub", "config.json"]
     tree = write_tree(tmp_path / "tree", dict.fromkeys([*names, *harmless], "secret"))
     assert skipped(tree) == dict.fromkeys(names, "secret")
-
-
-def test_inner_ignore_files_have_the_last_word(tmp_path):
-    files = {".gitignore": "*.txt\n/top.py\n", "a/.gitignore": "!keep.txt\n", "a/keep.txt": "k", "a/b.txt": "b"}
-    write_tree(tmp_path, files | {"top.py": "x", "a/top.py": "x", "a/[bad": "x"})
-    assert list_ignored(str(tmp_path)) == ["a/b.txt", "top.py"] and "a/keep.txt" in list_tree(str(tmp_path)).files
 
 
 def test_an_ignore_file_may_begin_with_a_mark_and_end_lines_as_windows_does(tmp_path):
@@ -102,7 +87,7 @@ def test_links_and_special_files_are_not_opened(tmp_path):
         (b"key = '''\n-----BEGIN RSA PRIVATE KEY-----\nabc'''\n", "secret"),
     ],
 )
-def test_files_are_left_out_for_their_content(tmp_path, content, reason):
+def test_files_are_skipped_for_their_content(tmp_path, content, reason):
     (tmp_path / "a.py").write_bytes(content)
     assert read_text(str(tmp_path), "a.py") == reason
 
@@ -231,7 +216,7 @@ def test_names_that_are_no_text_and_deep_folders_are_counted(tmp_path):
     assert sorted(skipped(tree).values()) == ["a name that is not UTF-8", "too deep"]
 
 
-def test_what_nobody_looks_for_is_left_out_and_counted(tmp_path):
+def test_lock_files_and_data_are_skipped_and_counted(tmp_path):
     kinds = {
         "Cargo.lock": "lock file", "locale/eu.po": "translation", "a.min.js": "minified", "a.csv": "data",
         "x/__snapshots__/a.snap": "snapshot", "large.json": "data", "vendor/": "vendored",

@@ -61,7 +61,7 @@ def test_a_text_in_one_string_has_the_lines_that_jupyter_would_write():
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"cells": [1]}', '{"cells": [{"cell_type": "code"}]}', "[" * 5_000, '{"cells": 3}']
 )
-def test_what_is_no_notebook_is_read_as_text(tmp_path, content):
+def test_an_invalid_notebook_is_read_as_text(tmp_path, content):
     assert notebook_text(content.encode()) is None
     tree = write_tree(tmp_path / "tree", {"broken.ipynb": content})
     assert CodeIndex.build(tree).search("broken")[0].path == "broken.ipynb"

@@ -53,7 +53,7 @@ def test_a_script_without_spaces_is_read_by_pairs(word, expected):
     assert set(expected) <= set(terms(word))
 
 
-def test_a_sentence_without_spaces_is_no_hash():
+def test_a_sentence_without_spaces_is_not_a_hash():
     assert len(terms("文字" * 100)) == 199
 
 

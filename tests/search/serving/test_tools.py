@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from git_repositories import Repository, function
 from trees import write_tree
 
 import soft_trainer
@@ -121,7 +122,7 @@ def test_a_long_answer_says_how_to_read_on(tree):
         assert found.rstrip("\n") == index.text_of(path).rstrip("\n")
 
 
-def test_an_answer_is_sent_once(tree):
+def test_an_answer_is_sent_once_by_tools_that_only_read(tree):
     import anyio
     from mcp import Client
 
@@ -132,6 +133,18 @@ def test_an_answer_is_sent_once(tree):
     answer, listed = anyio.run(talk)
     assert answer.structured_content is None and len(answer.content) == 1
     assert all(tool.output_schema is None for tool in listed)
+    assert [tool.annotations.read_only_hint for tool in listed] == [True, True, True]
+
+
+@pytest.mark.usefixtures("voting")
+def test_agents_see_the_subjects_of_commits_inside_the_fence(tree):
+    repository = Repository(tree)
+    for number in (1, 2):
+        files = {f"src/f{n}.py": function(f"f{n}", f"value += {n * number}") for n in range(number)}
+        write_tree(tree, files)
+        repository.commit(f"Light the lantern {number} of the harbour", files)
+    ((_, text),) = call(CodeIndex.build(tree), ("search", {"query": "lantern", "limit": 1}))
+    assert text.splitlines()[-2].startswith("changed by: Light the lantern")
 
 
 def test_no_text_of_a_repository_stands_outside_the_fence(tree):
@@ -192,17 +205,6 @@ def test_a_file_that_is_ignored_since_then_cannot_be_read(tree, monkeypatch):
     write_tree(tree, {".gitignore": "src/shop\n"})
     ((error, text),) = call(index, ("read", {"path": "src/shop/dates.py"}))
     assert error and "not in the index" in text
-
-
-def test_the_tools_say_that_they_only_read(tree):
-    import anyio
-    from mcp import Client
-
-    async def listed():
-        async with Client(tools.tool_server(ServedIndex(Search([CodeIndex.build(tree)])))) as client:
-            return (await client.list_tools()).tools
-
-    assert [tool.annotations.read_only_hint for tool in anyio.run(listed)] == [True, True, True]
 
 
 def test_the_extra_is_named_where_it_is_missing(tree, monkeypatch):
