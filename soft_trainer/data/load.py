@@ -408,9 +408,12 @@ def as_rows(rows, name: str) -> Dataset:
     if hasattr(rows, "__arrow_c_stream__"):  # a frame of polars, or an Arrow table
         table = pa.table(rows)
         return Dataset(plain_table(dict(zip(table.column_names, table.columns, strict=True)), name))
-    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
+    if isinstance(rows, list):
         if not rows:
             raise UserError(f"{name}: there are no rows")
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row, Mapping):
+                raise UserError(f"{name}, row {number}: expected a dict, not {type(row).__name__}")
         return Dataset(table_of(rows, name))
     if isinstance(rows, str | Path):
         raise UserError(f"{name}={rows}: expected rows, not a name; load them with load_rows first")

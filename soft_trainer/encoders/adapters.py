@@ -130,7 +130,7 @@ def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[st
     """Returns the names of the modules that get LoRA: `wanted` or, by default, peft's choice for the architecture.
 
     Raises:
-        UserError: a module in `wanted` does not exist in the model.
+        UserError: a module in `wanted` does not exist in the model, or the model has no linear layers.
     """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL  # peft is optional
 
@@ -139,6 +139,8 @@ def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[st
     def unknown(names: list[str]) -> list[str]:
         return [name for name in names if not any(f".{layer}".endswith(f".{name}") for layer in linear)]
 
+    if not linear:
+        raise UserError(f"lora_r: {type(model).__name__} has no linear layers to adapt; drop lora_r")
     if wanted is None:
         usual = USUAL.get(model.config.model_type, ALL_LINEAR)
         if isinstance(usual, list) and unknown(usual):

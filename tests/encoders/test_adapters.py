@@ -228,6 +228,8 @@ def test_target_modules(model):
     for wanted, missing in (("query,q_proj", "'q_proj'"), ("query,", "''"), ("", "''")):
         with refused(f"no linear layer {missing}; use some of query, key, value, dense, or all-linear"):
             target_modules(model, wanted)
+    with refused("lora_r: Embedding has no linear layers to adapt; drop lora_r"):
+        target_modules(torch.nn.Embedding(2, 2))
 
 
 def test_a_peft_model_gives_the_encoder_inside_and_merging_leaves_no_trace(base, profile):

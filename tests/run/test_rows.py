@@ -257,12 +257,14 @@ def test_what_a_run_cannot_do_without(training, eval_data_dir, needed):
     assert run_rows.needed_splits(arguments, SimpleNamespace(**usual | training)) == needed
 
 
-@pytest.mark.parametrize("rows", [np.array(["x", "y"]), ["x"], iter([{"code": "x"}])])
+@pytest.mark.parametrize("rows", [np.array(["x", "y"]), iter([{"code": "x"}])])
 def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
     with refused("rows: expected a datasets.Dataset, a data frame or a list of dicts", f"not {type(rows).__name__}"):
         loading.as_rows(rows, "rows")
     with refused("rows: there are no rows"):
         loading.as_rows([], "rows")
+    with refused("rows, row 2: expected a dict, not str"):
+        loading.as_rows([{"code": "x"}, "x"], "rows")
     with refused("rows=pairs.csv: expected rows, not a name; load them with load_rows"):
         loading.as_rows("pairs.csv", "rows")
 

@@ -422,11 +422,18 @@ def overwritten(share):
     return damage
 
 
-@pytest.mark.parametrize("damage", [cut, *map(overwritten, (0.0, 0.2, 0.5, 0.8))])
-def test_a_damaged_index_is_named_and_made_again(command, tree, stub, damage):
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("vectors-000001.f16", cut),
+        (store.DATABASE, cut),
+        *((store.DATABASE, overwritten(share)) for share in (0.0, 0.2, 0.5, 0.8)),
+    ],
+)
+def test_a_damaged_index_is_named_and_made_again(command, tree, stub, name, damage):
     command("index", tree, "--exclude", "*.md", "--model", "stub")
     index_dir = store.default_index_dir(tree)
-    database = index_dir / store.DATABASE
+    database = index_dir / name
     damaged = damage(database.read_bytes())
     database.write_bytes(damaged)
     for _ in range(2):

@@ -263,8 +263,8 @@ class DamagedIndex(UserError):
         super().__init__(f"{index_dir}: the index is damaged; `soft-trainer index` makes it again")
 
 
-# Errors of SQLite, and of decoding what it stores.
-UNREADABLE = (sqlite3.Error, zlib.error, UnicodeDecodeError, json.JSONDecodeError)
+# Errors of SQLite, of decoding what it stores, and of embeddings that were cut.
+UNREADABLE = (sqlite3.Error, zlib.error, UnicodeDecodeError, json.JSONDecodeError, EOFError)
 # Errors about the disk, its permissions or other processes. Every other error of SQLite means a damaged file.
 _DISK_CODES = {
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY,

@@ -227,16 +227,20 @@ def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> di
 
 
 def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
-    """Returns the memory-mapped embeddings, float16[rows, d]. Raises UserError if the file is too short."""
-    path = vector_file(index_dir, state)
+    """Returns the memory-mapped embeddings, float16[rows, d]. Raises EOFError if the file is too short.
+
+    A missing file raises UserError: another process may just have replaced it.
+    """
     shape = (state["rows"], state["dimension"])
     if not state["rows"]:
         return np.zeros(shape, np.float16)
+    path = vector_file(index_dir, state)
     try:
+        if path.stat().st_size < 2 * math.prod(shape):
+            raise EOFError(path)
         return np.memmap(path, "<f2", "c", shape=shape)
-    except (OSError, ValueError) as error:
-        why = f"incomplete embeddings ({error})"
-        raise UserError(f"{path}: {why}; delete {index_dir} and index again") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; search again, or delete {index_dir} and index again") from error
 
 
 def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
