@@ -17,6 +17,7 @@ from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import UserError
+from soft_trainer.files import check_writable
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import option_specs
@@ -72,6 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
         run_files = {}
         if arguments.run_file:
             path = Path(arguments.run_file)
+            check_writable(path.parent, f"run_file={path}")
             for name in rows.measured:
                 run_files[name] = path.with_stem(f"{path.stem}-{name}") if len(rows.measured) > 1 else path
             for file in run_files.values():

@@ -12,7 +12,15 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import LABELS
 from soft_trainer.evaluation.significance import difference_text, holm, randomisation_test, stratified_bootstrap
-from soft_trainer.files import NUMBERS, RECORD, listed_files, read_json, reporting_disk_errors, write_text
+from soft_trainer.files import (
+    NUMBERS,
+    RECORD,
+    check_writable,
+    listed_files,
+    read_json,
+    reporting_disk_errors,
+    write_text,
+)
 from soft_trainer.studies.compare import Pairing, SetComparison, p_text, ranks_of
 from soft_trainer.studies.pictures import draw_pictures
 from soft_trainer.terminal import table
@@ -190,6 +198,7 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
     if differences:
         parts.append(TEST_NOTE)
     output_dir = Path(output_dir)
+    check_writable(output_dir, f"output_dir={output_dir}")
     with reporting_disk_errors(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         pictures = draw_pictures(methods, compared[next(iter(names))], output_dir)

@@ -47,6 +47,9 @@ def test_a_run_file_has_the_whole_pool(encoder_dir, data_dir, tmp_path, capsys):
     assert len((tmp_path / "new" / "run.trec.qrels").read_text().splitlines()) == 4
     with refused("run_depth=0: must be 1 or more"):
         run_command([*words, "--run_depth", "0"])
+    below = tmp_path / "new" / "run.trec" / "run.trec"
+    with refused(f"run_file={below}: {below.parent} is a file, not a folder"):
+        run_command([*words, "--run_file", str(below)])
 
 
 @pytest.mark.parametrize(

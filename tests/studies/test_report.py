@@ -99,6 +99,8 @@ def test_runs_that_cannot_be_read_are_named(make_run, tmp_path):
         find_runs([tmp_path / "nothing"])
     with refused("no finished run found"):
         find_runs([unfinished])
+    with refused(f"output_dir={broken}/run.json: {broken}/run.json is a file, not a folder"):
+        write_report([tmp_path / "outputs"], broken / "run.json")
 
 
 def test_encoders_that_begin_differently_have_a_row_each(make_run, tmp_path):
