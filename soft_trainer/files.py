@@ -300,5 +300,5 @@ def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
             raise
         raise UserError(
             f"cannot save to {folder}: {str(error).splitlines()[0]} ({free:,.0f} MiB free). Everything saved earlier "
-            "is intact. Free some space, or choose another output_dir"
+            "is intact. Free some space if the disk is full, or choose another output_dir"
         ) from error
