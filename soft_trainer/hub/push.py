@@ -185,7 +185,7 @@ class Repository:
         return staged
 
     def _public_content(self, path: Path, name: str) -> str | None:
-        """Returns the text to push for a file that names this repository or a local path, or None to push it unchanged.
+        """Returns the text to push for a file that names this repository or a local path, or None to push it as it is.
 
         Encoders need these paths on this machine, so they are shortened only in what is pushed.
         """
