@@ -26,6 +26,7 @@ from soft_trainer import (
     load_encoder,
 )
 from soft_trainer.encoders.adapters import add_lora
+from soft_trainer.estimators.base import as_array
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.estimators.scores import ScoresEstimator
 from soft_trainer.options.model import ModelArguments
@@ -46,9 +47,10 @@ COMMON = {
 class ExactInitialModel(InitialModelEstimator):
     """Computes similarities in float64. In float32, a product depends on the number of rows that a process has."""
 
-    def _scores(self, rows, columns):
-        left, right = (torch.from_numpy(np.asarray(each, dtype=np.float64)) for each in (rows, columns))
-        return left @ right.T * self._scale
+    def similarity(self, query_rows, code_rows):
+        sides = self._queries[as_array(query_rows)], self._codes[self._code_values.rows(code_rows)]
+        queries, codes = (torch.from_numpy(np.asarray(side, dtype=np.float64)) for side in sides)
+        return queries @ codes.T * self._scale
 
 
 class RecordingTrainer(SoftInfoNCETrainer):
