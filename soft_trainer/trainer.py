@@ -154,7 +154,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             without training, keyed by name. By default, `eval_dataset`, called "eval".
         followed: the names of those sets to measure at every evaluation too.
         about: sections of the run's record that the trainer does not know: "dataset", "languages" and "samples".
-        options: further dataclass instances with options of the run, such as those of a command.
+        options: further dataclass instances with options of the run, such as a command's.
         kwargs: any other arguments of `transformers.Trainer`.
 
     Raises:
@@ -706,7 +706,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self.train_split is not None:
             found |= {TRAINING_ROWS: self.train_split.fingerprint(), "do_train": True}
         if self.measured is not None:
-            # The names of the followed sets are those of their folders, which may be renamed.
+            # The followed sets are named after their folders, which may be renamed.
             own = {name: split for name, split in self.measured.items() if name not in self.followed}
             found[MEASURED_ROWS] = splits_hash(own | dict(enumerate(self.measured[name] for name in self.followed)))
         found[PASSES] = "packed" if self.passes.packed else "padded"

@@ -31,7 +31,7 @@ BLANK = text_ids([""])[0]
 
 @dataclass(frozen=True)
 class Division:
-    """How to divide rows into train, valid and test.
+    """A division of rows into train, valid and test.
 
     Args:
         test_fraction: the share of the rows in test, and the share in valid.

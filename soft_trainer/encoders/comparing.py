@@ -121,7 +121,7 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 def _cause(encoder: Encoder, theirs, side: str) -> str:
-    """Returns which fields to look at: those of the tokenizer if token ids differ, otherwise those of the modules."""
+    """Returns which fields to look at: the tokenizer's if token ids differ, otherwise the modules'."""
     profile = encoder.profile
     prefix = getattr(profile, f"{side}_prefix")
     ours = tokenize(encoder.tokenizer, TEXTS, prefix, getattr(profile, f"{side}_length"))

@@ -80,7 +80,7 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
 def _lists_of_queries(split: Split) -> dict[str, list[list]]:
     """Returns each query's list of negatives, as texts, and of the scores of its positive and its negatives.
 
-    A column that the split lacks is left out.
+    Columns that the split lacks are skipped.
     """
     judgments = split.judgments
     known = judgments.scores().todok()

@@ -37,7 +37,7 @@ _KEPT_FILES = 64  # parsed files in memory: the next commit often changes the sa
 
 @dataclass
 class Change:
-    """What mining reads from a commit: the subject as a query, and the functions that the commit changes.
+    """A commit as mining reads it: the subject as a query, and the functions that the commit changes.
 
     Attributes:
         commit: the commit's id.

@@ -327,7 +327,7 @@ def teacher_settings(teacher: str) -> dict[str, object]:
 
 
 def train_without_teacher(args: SoftInfoNCETrainingArguments) -> None:
-    """Replaces the settings of a default teacher that cannot be loaded with those of another static encoder."""
+    """Replaces a default teacher that cannot be loaded with the settings of a static encoder without one."""
     for name, value in (METHODS["static"] | NO_TEACHER).items():
         if args.origins[name] == ENCODER:
             setattr(args, name, value)

@@ -199,7 +199,7 @@ def check_values(options, specs: Mapping[str, OptionSpec] | None = None) -> None
     """Checks the values of all options of a dataclass instance. A bool becomes a word where the option has words.
 
     Args:
-        specs: the declarations, keyed by name. By default, those of the instance. Options that it lacks are skipped.
+        specs: the declarations, keyed by name. By default, the instance's. Options that it lacks are skipped.
 
     Raises:
         UserError: a value is invalid. The message gives the option and its valid values.

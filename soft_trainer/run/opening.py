@@ -33,7 +33,7 @@ class Rows:
         splits: see `load_data`.
         train: the training rows, or None.
         valid: the rows to evaluate during training, or None.
-        measured: the sets to measure before and after training: valid, test and those of `eval_data_dir`.
+        measured: the sets to measure before and after training: valid, test and the sets in `eval_data_dir`.
         followed: the names of the sets of `eval_data_dir`.
         about: what the record says about the rows.
     """

@@ -67,7 +67,7 @@ def without_errors(source: bytes, parse: Callable[[bytes], Node | None], functio
         return None
 
     def add(blocks: list[Block]) -> None:
-        """Keeps the blocks that can be parsed, and those of their lines and blocks that can."""
+        """Keeps the blocks that can be parsed and, of the others, the lines and blocks that can."""
         together = list(chain.from_iterable(blocks))
         if keep(together):
             return

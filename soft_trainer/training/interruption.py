@@ -86,7 +86,7 @@ def explaining_out_of_memory(args, chunk_size: int | None, queries: int, codes: 
 
 
 class Stopping(TrainerCallback):
-    """A callback that decides when training needs a checkpoint beside those of `save_strategy`.
+    """A callback that decides when training needs a checkpoint in addition to `save_strategy`.
 
     It is due after Ctrl-C and SIGTERM, which also stop training, and in a run from the command line by time, so that a
     process that is killed loses minutes. All processes decide the same at the same step. A second Ctrl-C acts at once.

@@ -302,7 +302,7 @@ class OutputFolder(TrainerCallback):
                 state.best_model_checkpoint = str(best)
 
     def on_step_begin(self, args, state, control, **kwargs):
-        """Before the first step, removes unfinished checkpoints and, with `overwrite`, those of an earlier run."""
+        """Before the first step, removes unfinished checkpoints and, with `overwrite`, an earlier run's."""
         if self._cleaned or not self.refuses or not state.is_world_process_zero:
             return
         self._cleaned = True

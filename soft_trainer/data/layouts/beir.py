@@ -90,7 +90,7 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
     """Reads a judgment file as a table with the columns `query` and `code`, both row indices, and `grade`.
 
     If several lines judge the same pair, the last line counts. Queries without a text and relevant documents that the
-    corpus lacks are left out, because they cannot be asked or found, and counted in a line.
+    corpus lacks are skipped, because they cannot be asked or found, and counted in a line.
     """
     query_rows = {name: row for row, name in enumerate(query_ids)}
     code_rows = {name: row for row, name in enumerate(code_ids)}
