@@ -75,7 +75,7 @@ def test_the_goals_are_those_that_the_parts_measured(parts):
 
 
 @pytest.mark.slow
-def test_waits_are_counted_by_place(parts, monkeypatch):
+def test_waits_are_counted_by_line(parts, monkeypatch):
     modes = []
     monkeypatch.setattr(parts.torch.cuda, "set_sync_debug_mode", modes.append)
     counter = parts.Waits(first=2, steps=3)
@@ -90,8 +90,8 @@ def test_waits_are_counted_by_place(parts, monkeypatch):
             warnings.warn("something else", stacklevel=2)
         counter.on_step_end(None, SimpleNamespace(global_step=step + 1), None)
     assert modes == ["warn", "default"]
-    ((place, number),) = counter.places.items()
-    assert number == 3 and place.startswith("tests/test_gpu_benchmarks.py:")
+    ((line, number),) = counter.calls.items()
+    assert number == 3 and line.startswith("tests/test_gpu_benchmarks.py:")
 
 
 @pytest.mark.slow
