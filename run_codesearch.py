@@ -43,10 +43,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
             args=args,
             train_dataset=rows.train,
             eval_dataset=rows.valid,
-            measured=rows.measured,
-            followed=rows.followed,
-            about=rows.about,
-            options=(model_args, data_args),
+            details=rows,
         )
     with one_line_errors(until=lambda: trainer.state.global_step > 0), trainer.opened():
         push_data(rows.splits, data_args, trainer.args)

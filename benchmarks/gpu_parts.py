@@ -384,7 +384,7 @@ def embedded(way: Way, rows: np.ndarray) -> tuple[Tensor, Tensor, float]:
     trainer = way.trainer
     trainer.model.eval()
     with way.running():
-        batch = trainer._prepare_inputs(way.collate(rows))
+        batch = trainer.weighed(way.collate(rows))
         loss, embeddings = trainer.compute_loss(trainer.model, batch, return_outputs=True)
         loss.backward()
     return torch.cat([embeddings[side] for side in SIDES]).detach(), taken(trainer.model), float(loss.detach())

@@ -94,7 +94,7 @@ class Way:
         """The loss of a batch without dropout."""
         self.trainer.model.eval()
         with self.running():
-            batch = self.trainer._prepare_inputs(self.collate(rows))
+            batch = self.trainer.weighed(self.collate(rows))
             return float(self.trainer.compute_loss(self.trainer.model, batch))
 
 

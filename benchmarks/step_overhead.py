@@ -121,7 +121,7 @@ def measure(case: dict, batch_size: int, pairs: int) -> list:
     drawing = seconds(lambda: list(loader.batch_sampler), 3) / len(loader)
     width = soft.model.config.hidden_size
     unweighted = [dataclasses.replace(batch, targets=without_weights(batch.targets)) for batch in batches]
-    added = loss_seconds(soft, soft._prepare_inputs(batches[0]), width) - loss_seconds(plain, unweighted[0], width)
+    added = loss_seconds(soft, soft.weighed(batches[0]), width) - loss_seconds(plain, unweighted[0], width)
     rows = batches[0].rows
     codes = batches[0].code_rows
     added += seconds(lambda: soft.target_maker.add_weights(batches[0].targets, rows, codes), 50)

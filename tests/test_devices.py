@@ -69,7 +69,7 @@ def test_a_whole_step_of_a_static_encoder_waits_for_nothing(trainer_of, tokenize
     monkeypatch.setattr(type(trainer.args), "device", torch.device("meta"))
     without_autocast(monkeypatch)
     trainer.model.to("meta").train()
-    inputs = trainer._prepare_inputs(batch)
+    inputs = trainer.weighed(batch)
     assert inputs.targets.weights.device.type == "meta"
     trainer.compute_loss(trainer.model, inputs).backward()
     trainer._track_num_input_tokens(batch)

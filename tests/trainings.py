@@ -74,7 +74,7 @@ def batches_of(trainer, epoch: int = 0) -> list:
     """Returns a trainer's batches of one epoch, as a step uses them."""
     loader = trainer.get_train_dataloader()
     loader.set_epoch(epoch)
-    return [trainer._prepare_inputs(batch) for batch in loader]
+    return [trainer.weighed(batch) for batch in loader]
 
 
 class SameLength:

@@ -11,6 +11,7 @@ are evaluated.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import tempfile
 from pathlib import Path
@@ -82,13 +83,7 @@ def run(arguments: argparse.Namespace) -> None:
                         f"run_file={path}: {file} or {file}.qrels would be overwritten; set another run_file, or "
                         "overwrite=true"
                     )
-        trainer = SoftInfoNCETrainer(
-            encoder,
-            args,
-            measured=rows.measured,
-            about=rows.about,
-            options=(model_args, data_args),
-        )
+        trainer = SoftInfoNCETrainer(encoder, args, details=dataclasses.replace(rows, followed=()))
         if data_args.source_dir and data_args.mining_keep is None:
             mined = record_of(Path(model_args.model_name_or_path)).get("options", {}).get("mining_keep")
             if mined:

@@ -20,30 +20,25 @@ from soft_trainer.run.building import build_encoder
 from soft_trainer.run.evaluation_sets import load_evaluation_sets, trained_rows
 from soft_trainer.run.rows import check_sources, evaluated, load_data, needed_splits, read_sources
 from soft_trainer.terminal import shortened
+from soft_trainer.training.setup import RunDetails
 from soft_trainer.training.starting import StartingEncoder
 
 CARD_SAMPLES = 3  # training pairs on the model card
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows of a command-line run.
+@dataclass(frozen=True, kw_only=True)
+class Rows(RunDetails):
+    """The rows of a command-line run. The run measures valid, test and the sets in `eval_data_dir`, which it follows.
 
     Args:
         splits: see `load_data`.
         train: the training rows, or None.
         valid: the rows to evaluate during training, or None.
-        measured: the sets to measure before and after training: valid, test and the sets in `eval_data_dir`.
-        followed: the names of the sets of `eval_data_dir`.
-        about: what the record says about the rows.
     """
 
     splits: Mapping[str, Split]
     train: Split | None
     valid: Split | dict[str, Split] | None
-    measured: dict[str, Split]
-    followed: list[str]
-    about: dict[str, object]
 
 
 def open_run(
@@ -75,7 +70,15 @@ def open_run(
         "languages": data_args.languages or languages_in(corpora),
         "samples": _samples(train, encoder.profile, data_args),
     }
-    return encoder, Rows(splits, train, evaluated(splits, "valid"), measured, [*others], about)
+    return encoder, Rows(
+        splits=splits,
+        train=train,
+        valid=evaluated(splits, "valid"),
+        measured=measured,
+        followed=[*others],
+        about=about,
+        options=(model_args, data_args),
+    )
 
 
 def search_command(data_args: DataArguments, encoder: str) -> str | None:

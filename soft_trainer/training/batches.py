@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from soft_trainer import distributed
-from soft_trainer.criterion import Targets
 from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts, text_ids
 from soft_trainer.encoders.encoding import mapped_inputs
@@ -24,38 +23,32 @@ from soft_trainer.training.negatives import HardNegatives
 from soft_trainer.training.targets import TargetMaker
 
 
-@dataclass
-class Batch:
+class Batch(dict):
     """A training batch on one process: B queries, and the N functions that the loss compares them with.
 
-    If negatives are gathered, the N functions come from all processes, ordered by rank.
+    A dict whose keys are attributes too, so that `batch["rows"]` and `batch.rows` are the same, and the methods of
+    `transformers.Trainer` can read it. If negatives are gathered, the N functions come from all processes, ordered by
+    rank. The keys:
 
-    Args:
-        passes: the model inputs of each forward pass of this process; see `Inputs`.
-        queries: LongTensor[B], the index of each of this process's queries among the embeddings of the passes.
-        codes: LongTensor[C], the index of each of this process's functions.
-        targets: the positives and negatives of the B queries. The loader gives the estimator's similarities at most;
-            the step makes the weights from them (`TargetMaker.add_weights`).
-        rows: int64[B], the index of each query's training pair. This and other NumPy arrays stay on the host.
-        query_rows: int64[B], the index of each query in the split's queries.
-        code_rows: int64[N], the index of each column's code in the corpus.
-        sizes: the number of queries on each process.
-        code_sizes: the number of functions on each process, including hard negatives.
-        false_negatives: the number of (query, column) entries that are not negatives because they are known positives.
-        has_weights: True once the targets have their weights.
+        passes           list[dict], the model inputs of each forward pass of this process; see `Inputs`
+        queries          LongTensor[B], the index of each of this process's queries among the embeddings of the passes
+        codes            LongTensor[C], the index of each of this process's functions
+        targets          `Targets`, the positives and negatives of the B queries. The loader gives the estimator's
+                         similarities at most; the step makes the weights from them (`TargetMaker.add_weights`)
+        rows             int64[B], the index of each query's training pair. NumPy arrays stay on the host
+        query_rows       int64[B], the index of each query in the split's queries
+        code_rows        int64[N], the index of each column's code in the corpus
+        sizes            tuple[int], the number of queries on each process
+        code_sizes       tuple[int], the number of functions on each process, including hard negatives
+        false_negatives  the number of (query, column) entries that are known positives, so that they are no negatives
+        has_weights      True once the targets have their weights
     """
 
-    passes: list[dict]
-    queries: Tensor
-    codes: Tensor
-    targets: Targets
-    rows: np.ndarray
-    query_rows: np.ndarray
-    code_rows: np.ndarray
-    sizes: tuple[int, ...]
-    code_sizes: tuple[int, ...]
-    false_negatives: int = 0
-    has_weights: bool = False
+    def __getattr__(self, name: str):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"a batch has no {name}") from None
 
     def to(self, device: torch.device | str) -> Batch:
         """Returns a copy of the batch with every tensor on `device`."""
@@ -67,7 +60,7 @@ class Batch:
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Returns a copy of the batch with `change` applied to every tensor."""
-        return dataclasses.replace(
+        return Batch(
             self,
             passes=[mapped_inputs(inputs, change) for inputs in self.passes],
             queries=change(self.queries),
@@ -188,6 +181,7 @@ class TrainBatches(Dataset):
             sizes=tuple(len(share.rows) for share in shares),
             code_sizes=tuple(len(share.codes) for share in shares),
             false_negatives=known,
+            has_weights=False,
         )
 
     def _shares(self, rows: np.ndarray, epoch: int) -> list[Share]:

@@ -31,10 +31,10 @@ from soft_trainer.training.reporting import print_results
 class Measurements(TrainerCallback):
     """Ranks evaluation sets with a trainer's encoder and with BM25.
 
-    As a callback, it measures the sets that the trainer's `followed` names at every evaluation during training.
+    As a callback, it measures the sets that `followed` names at every evaluation during training.
 
     Args:
-        trainer: a `SoftInfoNCETrainer`, whose `measured` names the sets, and whose `folder` gets the results.
+        trainer: a `SoftInfoNCETrainer`, whose `details` name the sets, and whose `folder` gets the results.
 
     Attributes:
         outputs: `{set: {system: RetrievalOutput}}`. A system is "untrained" (before training), "trained", "lexical"
@@ -44,14 +44,14 @@ class Measurements(TrainerCallback):
 
     def __init__(self, trainer):
         self.trainer = trainer
-        self.measured = dict(trainer.measured or {})
+        self.measured = dict(trainer.details.measured or {})
         self.folder = trainer.folder
         self.outputs: dict[str, dict[str, RetrievalOutput]] = {name: {} for name in self.measured}
         self.step: int | None = None
         self.statistics: dict[str, dict] = {}
         if getattr(trainer.args, "report", False):
             self._measure_rows()
-        for options in trainer.options:
+        for options in trainer.details.options:
             for line in unread_lines(options, options.unread):
                 print_on_main(line)
         trainer.pop_callback(Measurements)  # of an earlier training
@@ -62,10 +62,10 @@ class Measurements(TrainerCallback):
         trainer = self.trainer
         args = trainer.args
         splits = {} if trainer.train_split is None else {"train": trainer.train_split}
-        splits |= {name: split for name, split in self.measured.items() if name not in trainer.followed}
+        splits |= {name: split for name, split in self.measured.items() if name not in trainer.details.followed}
         with args.main_process_first(desc="tokenising"):
             self.statistics = data_statistics(splits, trainer.encoder, trainer.processing_class)
-        about = trainer.about
+        about = trainer.details.about
         published = about.get("dataset") == CODESEARCHNET and len(about["languages"]) == 1
         paper = about["languages"][0] if published else None
         several = trainer.train_split is not None and trainer.train_split.sources
@@ -135,7 +135,8 @@ class Measurements(TrainerCallback):
         """Logs the MRR on each additional evaluation set during training, and the change since the start."""
         if not self.trainer.is_in_train:
             return
-        outputs = self.trainer.predict_sets({name: self.measured[name] for name in self.trainer.followed}, "eval")
+        followed = {name: self.measured[name] for name in self.trainer.details.followed}
+        outputs = self.trainer.predict_sets(followed, "eval")
         for name, output in outputs.items():
             metrics = {"mrr": output.metrics[f"eval_{name}_mrr"]} | self._change(name, output)
             self.trainer.log({f"eval_{name}_{metric}": value for metric, value in metrics.items()})

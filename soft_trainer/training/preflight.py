@@ -99,22 +99,25 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
         raise UserError(f"metric_for_best_model={metric!r}: this metric is not measured{hint}")
 
 
-def make_plan(trainer) -> Plan:
-    """Makes the plan of a trainer's settings, and checks it against its rows and its encoder's size.
+def make_plan(of, batch_size: int | None = None) -> Plan:
+    """Makes the plan of some settings, and checks it against the rows and the encoder's size.
+
+    Args:
+        of: a `Setup`, or a trainer, whose settings may have changed since.
+        batch_size: the batch size per process, if it is not the one in the arguments.
 
     Raises:
         UserError: the settings are incompatible, or a check fails.
     """
-    args = trainer.args
-    plan = resolve(args, trainer.estimator, trainer._train_batch_size)
-    size = trainer.starting.size
-    dims = plan.dims or trainer.encoder.matryoshka_dims
+    plan = resolve(of.args, of.estimator, batch_size)
+    size = of.starting.size
+    dims = plan.dims or of.encoder.matryoshka_dims
     if dims:
         check_dims(dims, size)
-    if trainer.compute_metrics is None:
-        check_metric(args, [dim for dim in dims if dim < size], trainer.eval_dataset)
-    if trainer.train_split is not None:
-        check_rows_of(plan, args, trainer.estimator, trainer.train_split)
+    if of.compute_metrics is None:
+        check_metric(of.args, [dim for dim in dims if dim < size], of.eval_dataset)
+    if of.train_split is not None:
+        check_rows_of(plan, of.args, of.estimator, of.train_split)
     return plan
 
 

@@ -70,7 +70,7 @@ def trainer_record(trainer, statistics: Mapping | None = None) -> dict:
         "dataset": None,
         "languages": languages,
         "statistics": statistics,
-        "options": public_options(*trainer.options, args),
+        "options": public_options(*trainer.details.options, args),
         DEPENDS_ON: trainer.run_fingerprint,
         "estimator": estimator,
         "weights": callback.histogram if callback else None,
@@ -78,7 +78,7 @@ def trainer_record(trainer, statistics: Mapping | None = None) -> dict:
     }
     if trainer.merging:
         record["merging"] = trainer.merging | {"base": public_name(trainer.merging["base"])}
-    return record | trainer.about
+    return record | trainer.details.about
 
 
 def public_options(*options) -> dict[str, object]:

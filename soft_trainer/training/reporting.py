@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import torch
 from huggingface_hub import get_token
-from transformers import ProgressCallback, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
@@ -19,7 +19,7 @@ from soft_trainer.evaluation.results import CHANGE, MARGIN, examples, metrics_ta
 from soft_trainer.options.defaults import LORA_RATE
 from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.option_spec import unread_lines
-from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
+from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, shows_bars, table
 
 # The options behind some rows of the table before training. Other rows have the name of their option.
 OPTION_OF = {
@@ -170,6 +170,21 @@ class ProgressLines(TrainerCallback):
         else:
             words.append(f"{duration(seconds * (state.max_steps - state.global_step))} left")
         print_on_main(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(words)}")
+
+
+def show_progress(trainer) -> None:
+    """Adds progress lines, above the bar if there is a terminal. Notebooks keep the table of `transformers`."""
+    shown = trainer.pop_callback(ProgressCallback)
+    if trainer.args.disable_tqdm or not shows_bars():
+        trainer.remove_callback(PrinterCallback)
+    elif shown is None:
+        return
+    else:
+        trainer.add_callback(QuietBar)
+    if trainer.args.world_size == 1:
+        trainer.add_callback(ProgressLines(lambda: trainer.ongoing.guard.mean_loss()))
+    else:
+        trainer.add_callback(ProgressLines())  # the guard knows only this process's losses
 
 
 def results_text(results: Mapping[str, Mapping[str, Mapping]], chosen_on: Collection[str] = ()) -> str:

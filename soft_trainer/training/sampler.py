@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, default_convert
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
@@ -232,6 +232,11 @@ def languages_of(dataset) -> Sequence[str]:
     return ()
 
 
+def unchanged(batch):
+    """Returns a batch that its data set has collated already."""
+    return batch
+
+
 class EpochDataLoader(DataLoader):
     """A data loader that passes `set_epoch` on to its batch sampler, and draws a seed in each epoch."""
 
@@ -242,7 +247,7 @@ class EpochDataLoader(DataLoader):
         return cls(
             batches,
             batch_sampler=sampler,
-            collate_fn=default_convert,  # leaves a batch unchanged
+            collate_fn=unchanged,
             num_workers=workers,
             pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
             prefetch_factor=args.dataloader_prefetch_factor,

@@ -16,6 +16,7 @@ from soft_trainer.data.load import make_splits
 from soft_trainer.data.split import Split
 from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.record import draw_training, setup_table
+from soft_trainer.training.setup import RunDetails
 
 
 @pytest.fixture
@@ -39,9 +40,11 @@ def make_run(model, tokenizer, profile, tmp_path):
             args=args,
             processing_class=tokenizer,
             encoder=profile,
-            measured=measured | others,
-            followed=[*others],
-            about={"dataset": "rows", "languages": ["python"], "samples": []},
+            details=RunDetails(
+                measured=measured | others,
+                followed=[*others],
+                about={"dataset": "rows", "languages": ["python"], "samples": []},
+            ),
         )
         trainer.folder.trains = args.do_train
         trainer.report = Measurements(trainer)

@@ -78,7 +78,7 @@ def trainer_step(encoder_folder, long_profile, tmp_path):
             encoder=long_profile,
             callbacks=[EstimatorCallback(estimator)] if estimator else [],
         )
-        batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+        batch = trainer.weighed(next(iter(trainer.get_train_dataloader())))
         with trainer.running():
             value = trainer.compute_loss(trainer.model, batch)
             value.backward()

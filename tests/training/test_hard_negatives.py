@@ -140,7 +140,7 @@ def test_a_negative_without_a_query_counts_as_the_least_similar_code(make_traine
     column = with_column(rows[:8], [["def further(x): return 1"]] * 8)
     for estimator in (BM25Estimator(), initial()):
         [batch] = batches_of(fitted(make_trainer(estimator, column)))
-        batch = make_trainer(estimator, column)._prepare_inputs(batch) if batch.targets.weights is None else batch
+        batch = make_trainer(estimator, column).weighed(batch) if batch.targets.weights is None else batch
         assert batch.code_rows[8] == 8 and (batch.targets.weights[:, 8] > 0).all()
     [batch] = batches_of(fitted(make_trainer(BM25Estimator(), column, loss="weighted_info_nce")))
     similarity = batch.targets.similarity

@@ -53,7 +53,7 @@ def test_shortened_embeddings_are_normalised_anew_where_the_profile_normalises()
 def test_the_loss_is_the_sum_over_the_dimensions_with_shared_weights(trainer_of, dataset):
     trainer = trainer_of(**DIMS)
     trainer.model.eval()
-    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    batch = trainer.weighed(next(iter(trainer.get_train_dataloader())))
     with torch.no_grad(), trainer.running():
         loss = trainer.compute_loss(trainer.model, batch)
         queries, codes = trainer.embeddings(trainer.model, batch)
