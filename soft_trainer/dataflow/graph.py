@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import itemgetter
-from typing import NamedTuple
-
-from tree_sitter import Node
+from typing import TYPE_CHECKING, NamedTuple
 
 from soft_trainer.dataflow.rules import COMES_FROM, Branch, Define, First, ForEach, Label, Loop
 from soft_trainer.dataflow.source import Source
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 # Real functions need up to 60,000 steps. Loops nested ten deep exceed this limit. Beyond the limit, loops are walked
 # once, and all sources of a target share one edge.

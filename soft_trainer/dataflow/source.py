@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-
-from tree_sitter import Node
+from typing import TYPE_CHECKING
 
 from soft_trainer.dataflow.rules import DATA_FLOW_RULES, Rules
 from soft_trainer.source.grammars import entry_of, parse_framed
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 DATA_FLOW_LANGUAGES = tuple(DATA_FLOW_RULES)
 _STRINGS = ("string", "concatenated_string")  # A docstring is a statement that consists of one.

@@ -12,11 +12,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import xxhash
-from datasketch import MinHash
+
+from soft_trainer.source.extra import needed
+
+if TYPE_CHECKING:
+    from datasketch import MinHash
 
 SIMILARITY = 0.8
 PERMUTATIONS = 128
@@ -24,9 +30,14 @@ PERMUTATIONS = 128
 BANDS = 9
 BAND = 13
 SHINGLE = 3
-# Values and hashes have 32 bits. Copies of this object share its permutations.
-_MINHASH = MinHash(num_perm=PERMUTATIONS, scheme="affine32", hashfunc=xxhash.xxh32_intdigest)
 _FACTORS = np.random.default_rng(0).integers(0, 2**64, (BANDS, BAND), np.uint64) | np.uint64(1)
+
+
+@cache
+def _minhash() -> MinHash:
+    """Returns the signature of no sequence. Values and hashes have 32 bits. Its copies share its permutations."""
+    empty = needed("datasketch").MinHash
+    return empty(num_perm=PERMUTATIONS, scheme="affine32", hashfunc=xxhash.xxh32_intdigest)
 
 
 def hash_tokens(tokens: Sequence[str]) -> int:
@@ -37,7 +48,7 @@ def hash_tokens(tokens: Sequence[str]) -> int:
 def minhash(tokens: Sequence[str]) -> np.ndarray:
     """Returns the MinHash signature of a function's three-token sequences, uint32[128]."""
     starts = range(max(1, len(tokens) - SHINGLE + 1))
-    signature = _MINHASH.copy()
+    signature = _minhash().copy()
     signature.update_batch({" ".join(tokens[start : start + SHINGLE]).encode() for start in starts})
     return signature.hashvalues
 

@@ -67,15 +67,16 @@ def check_sources(arguments: DataArguments) -> None:
 
 def _choose_language(arguments: DataArguments) -> None:
     """Sets the option `language` to the most common language of the source tree or history, unless it is set."""
-    # pygit2 is slow to import.
-    from soft_trainer.mining.history import history_language
-    from soft_trainer.mining.tree import tree_language
-
     if arguments.language:
         return
+    # pygit2 is slow to import, and only the extra `search` has it.
     if arguments.history:
+        from soft_trainer.mining.history import history_language
+
         arguments.language = history_language(arguments.history)
     elif arguments.source_dir:
+        from soft_trainer.mining.tree import tree_language
+
         arguments.language = tree_language(source_folder(arguments.source_dir))
     else:
         return

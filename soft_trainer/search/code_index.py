@@ -25,6 +25,7 @@ from soft_trainer.search.index.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.searching import Search
 from soft_trainer.search.snapshot import Snapshot
+from soft_trainer.source.grammars import check_grammars
 from soft_trainer.source.source_files import decoded
 
 DEFAULT_ENCODER: str | None = BASE  # of a new index
@@ -99,6 +100,7 @@ class CodeIndex:
             UserError: the folder does not exist, `index_dir` cannot be used, the model cannot be loaded, or the model
                 has fewer dimensions than `truncate_dim`.
         """
+        check_grammars()
         real = store.real_folder(folder)
         target = Path(index_dir or store.default_index_dir(real))
         if truncate_dim is not None and model is None and not (target / store.DATABASE).is_file():

@@ -6,13 +6,15 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tree_sitter import Node, Query, QueryCursor
-
-from soft_trainer.source.grammars import parser
+from soft_trainer.source.extra import needed
+from soft_trainer.source.grammars import captures_of, parser
 from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
 from soft_trainer.source.recovery import hides_functions, without_errors
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Query
 
 # Searching the children of a syntax error takes quadratic time, 20 s for 80,000 children.
 MAX_ERROR_CHILDREN = 10_000
@@ -187,7 +189,7 @@ class Definition(NamedTuple):
 
 def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition]:
     """Yields all definitions below `root`. Outer definitions come before inner ones."""
-    captures = QueryCursor(queries(language)[0]).captures(root)
+    captures = captures_of(queries(language)[0], root)
     nodes = []
     for kind in _KINDS:
         nodes += [(kind, node) for node in captures.get(kind, ())]
@@ -319,7 +321,7 @@ def literals(source: bytes, language: str, first: int, last: int) -> list[str]:
     root = parse(source, language, 1.0) if language in SOURCE_LANGUAGES else None
     if root is None:
         return []
-    cursor = QueryCursor(queries(language)[3])
+    cursor = needed("tree_sitter").QueryCursor(queries(language)[3])
     cursor.set_point_range((first - 1, 0), (last, 0))
     strings = cursor.captures(root).get("string", [])
     return [node_text(source, node) for node in strings if node.parent.type != "expression_statement"]
@@ -345,4 +347,5 @@ def queries(language: str) -> tuple[Query, Query, Query, Query]:
     grammar = parser(language).language
     strings = "".join(f"({name}) @string" for name in table.strings.split())
     sources = ("\n".join(patterns), table.comments, table.attributes, strings)
-    return tuple(Query(grammar, source) for source in sources)
+    query = needed("tree_sitter").Query
+    return tuple(query(grammar, source) for source in sources)

@@ -10,9 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from inspect import cleandoc
 from operator import attrgetter
-from typing import Any, NamedTuple
-
-from tree_sitter import Node, QueryCursor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from soft_trainer.source.definitions import (
     TEST_MACRO,
@@ -26,7 +24,11 @@ from soft_trainer.source.definitions import (
     queries,
 )
 from soft_trainer.source.documentation import document_tokens, is_about_another, summary
+from soft_trainer.source.grammars import captures_of
 from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 Row = dict[str, Any]  # the columns of CodeSearchNet
 Span = tuple[int, int]
@@ -93,7 +95,7 @@ class FileFunctions:
         self._containers = set(self.table.containers.split())
         self._comments = comments(root, source, language)
         self._gap = re.compile(self.table.gap.encode())
-        captures = QueryCursor(queries(language)[2]).captures(root)
+        captures = captures_of(queries(language)[2], root)
         attributes = captures.get("attribute", [])
         # What may stand between a doc comment and its function, in order, without the comments inside attributes.
         self._between = _outermost([*self._comments, *attributes])
@@ -335,7 +337,7 @@ def _parameters(source: bytes, node: Node | None) -> str:
 
 def comments(root: Node, source: bytes, language: str) -> list[Node]:
     """Returns the nodes of all comments and docstrings below `root`, in order."""
-    nodes = QueryCursor(queries(language)[1]).captures(root).get("comment", [])
+    nodes = captures_of(queries(language)[1], root).get("comment", [])
     return _outermost(
         [node for node in nodes if node.type.endswith("comment") or _string_statement(node, source) is not None]
     )

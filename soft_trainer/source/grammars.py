@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import pkgutil
 from functools import cache
-
-from tree_sitter import Language, Node, Parser
+from typing import TYPE_CHECKING
 
 from soft_trainer.errors import UserError
+from soft_trainer.source.extra import needed
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser, Query
 
 # Each language that can be parsed, and the function that returns its grammar.
 GRAMMARS = {
@@ -43,15 +45,32 @@ _FRAMES = {
 }
 
 
+def check_grammars() -> None:
+    """Checks that all grammars are installed, before an index or rows are written.
+
+    Raises:
+        UserError: the extra `search` is not installed, or not all of it.
+    """
+    for module in ("tree_sitter", *GRAMMARS.values()):
+        needed(module.partition(":")[0])
+
+
 @cache
 def parser(language: str) -> Parser:
     """Returns the tree-sitter parser for a language. Each process creates one parser per language.
 
     Raises:
-        UserError: the language is not in `GRAMMARS`.
+        UserError: the language is not in `GRAMMARS`, or the extra `search` is not installed.
     """
-    grammar = pkgutil.resolve_name(entry_of(GRAMMARS, language))
-    return Parser(Language(grammar()))
+    module, _, function = entry_of(GRAMMARS, language).partition(":")
+    tree_sitter = needed("tree_sitter")
+    grammar = getattr(needed(module), function)
+    return tree_sitter.Parser(tree_sitter.Language(grammar()))
+
+
+def captures_of(query: Query, root: Node) -> dict[str, list[Node]]:
+    """Returns the nodes below `root` that a query captures, by the name of the capture."""
+    return needed("tree_sitter").QueryCursor(query).captures(root)
 
 
 def entry_of(table: dict, language: str):

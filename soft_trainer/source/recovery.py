@@ -9,8 +9,10 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable
 from itertools import chain
+from typing import TYPE_CHECKING
 
-from tree_sitter import Node
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 MAX_PARSES = 200
 # A line that belongs to the line above it although it is not indented further.

@@ -26,6 +26,7 @@ from soft_trainer.evaluation.retrieval import MAP, ndcg_name, shorter_metric
 from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import refuse_option_of_encoder
 from soft_trainer.terminal import nearest, print_on_main
+from soft_trainer.source.extra import needed
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
@@ -135,6 +136,8 @@ def check_encoder(model: PreTrainedModel, tokenizer, profile: EncoderProfile) ->
             f"processing_class: the tokenizer has {tokens:,} tokens, but the model has vectors for only {vectors:,}; "
             f"call model.resize_token_embeddings({tokens})"
         )
+    if profile.data_flow_length:
+        needed("tree_sitter")
     if profile.data_flow_length and None in (tokenizer.cls_token_id, tokenizer.sep_token_id):
         raise UserError(
             f"data_flow_length={profile.data_flow_length}: the tokenizer has no tokens that begin and end a function "

@@ -6,12 +6,14 @@ import re
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-
-from tree_sitter import Node
+from typing import TYPE_CHECKING
 
 from soft_trainer.search.index.notebooks import cells
 from soft_trainer.source.definitions import definitions, parse_file
 from soft_trainer.source.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES, source_language
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 MAX_LINES = 60  # longer functions are split; encoders read about 30 lines
 MIN_LINES = 4  # fewer lines between two functions are added to the second function
