@@ -11,10 +11,11 @@ PACKAGE = Path(soft_trainer.__file__).parent
 ORDER = [
     ("cli",),
     ("studies",),
-    ("run",),
+    ("shell",),
     ("sentence_transformers",),
     ("search",),
     ("trainer",),
+    ("run",),
     ("training",),
     ("merging",),
     ("hub", "model_card"),

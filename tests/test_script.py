@@ -14,8 +14,8 @@ import pytest
 
 from soft_trainer import SoftInfoNCETrainer
 from soft_trainer.options.parse import as_argv
-from soft_trainer.training.interruption import how_to_continue
-from soft_trainer.training.output_folder import mark_complete
+from soft_trainer.run.folder import mark_complete
+from soft_trainer.run.interruption import how_to_continue
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 TINY = {

@@ -15,8 +15,8 @@ from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import FILES_OF_TRANSFORMERS, option_specs
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.training.record import public_options
-from soft_trainer.training.run_fingerprint import run_fingerprint
+from soft_trainer.run.fingerprint import run_fingerprint
+from soft_trainer.run.record import public_options
 
 REPO = "ann/encoder"
 RESULTS = ".eval_results/code_search.yaml"
