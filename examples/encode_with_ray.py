@@ -7,7 +7,7 @@
     python examples/encode_with_ray.py MODEL SHARDS OUTPUT_DIR --column code --workers 8 --gpus 1
 
 SHARDS is a folder of Parquet files, on a disk or in a bucket that Ray reads. OUTPUT_DIR gets the same rows with a
-column `vector`, as Parquet. Each worker loads the encoder once. docs/beyond_one_machine.md shows how to use the vectors.
+column `vector`, as Parquet. Each worker loads the encoder once. docs/beyond_one_machine.md uses the vectors.
 """
 
 import argparse
