@@ -68,15 +68,15 @@ def make_rows(folder: Path, rows: int) -> None:
 
 
 def load(folder: Path):
-    from soft_trainer.data.layouts.codesearchnet import load_jsonl
+    from soft_trainer.data.layouts.tables import read_file
 
-    return load_jsonl(folder / "train.jsonl")
+    return read_file(folder / "train.jsonl")
 
 
 def _load(folder: Path) -> Callable:
-    from soft_trainer.data.layouts.codesearchnet import load_jsonl  # the import does not count
+    from soft_trainer.data.layouts.tables import read_file  # the import does not count
 
-    return lambda: load_jsonl(folder / "train.jsonl")
+    return lambda: read_file(folder / "train.jsonl")
 
 
 def _tokenizer(folder: Path):

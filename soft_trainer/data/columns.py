@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -39,17 +39,27 @@ LOOKS_LIKE = {"pos", "positive", "positives", "neg", "negs", "negative", "negati
 
 
 class ColumnNames(NamedTuple):
-    """The columns that a user has named in options such as `query_column`. Others are detected automatically."""
+    """The columns that a user has named in options such as `query_column`. Others are detected automatically.
+
+    With `shared`, the names apply to several sources, each of which may lack some of these columns.
+    """
 
     query: str | None = None
     code: str | None = None
     id: str | None = None
     negatives: str | None = None
     group: str | None = None
+    shared: bool = False
 
     def options(self) -> dict[str, str]:
         """Returns the columns that are named, keyed by option, such as `{"query_column": "question"}`."""
-        return {f"{kind}_column": name for kind, name in self._asdict().items() if name is not None}
+        return {f"{kind}_column": name for kind, name in zip(self._fields, self[:5], strict=False) if name is not None}
+
+    def among(self, columns: Iterable[str]) -> ColumnNames:
+        """Returns the names that a source with these columns must have: all or, if they are shared, those it has."""
+        if not self.shared:
+            return self
+        return ColumnNames(*(name if name in columns else None for name in self[:5]))
 
 
 ANY_COLUMNS = ColumnNames()

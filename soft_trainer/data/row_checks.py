@@ -12,7 +12,7 @@ from datasets import Dataset, List, Value
 
 from soft_trainer.data.column_names import COLUMNS_OF, LABEL, LABELS, POSITIVES, SCORE, SCORES, TOKENS_END
 from soft_trainer.data.columns import Columns
-from soft_trainer.data.layouts.files import SIDES_OF
+from soft_trainer.data.folders import SIDES_OF
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import (
     check_language_column,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.data.column_names import CODES
-from soft_trainer.data.layouts.codesearchnet import load_jsonl
+from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.load import training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_texts, columns_in
@@ -38,7 +38,7 @@ def add_negatives(folder: str | Path, number: int, model: str) -> None:
         UserError: there are fewer functions than negatives, or the encoder cannot be loaded.
     """
     path = Path(folder) / "train.jsonl.gz"
-    rows = load_jsonl(path)
+    rows = load_folder(folder, ("train",))["train"]
     split = training_split(rows, str(path))
     if len(split.corpus) <= number:
         raise UserError(f"{path}: {len(split.corpus)} functions are too few for {number} negatives per query")

@@ -13,6 +13,7 @@ from soft_trainer.data import column_names
 from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.holdout import PARTITION, REPOSITORIES
 from soft_trainer.data.load import read_source, training_split
+from soft_trainer.data.make_splits import Context
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
@@ -72,7 +73,7 @@ def test_rows_without_a_code_are_matched_by_url(tmp_path):
     parts = {"train": train, "test": [{"query": "q", "url": "u2"}], "codebase": [{"code": "x", "url": "u2"}]}
     for name, rows in parts.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    test = read_source(tmp_path, needed=("train",))["test"]
+    test = read_source(tmp_path, Context(needed=("train",)))["test"]
     assert test.queries["url"][:] == test.corpus["url"][:] == ["u2"]
 
 
@@ -198,7 +199,7 @@ def test_lists_of_tokens_stay_tokens():
 def test_negatives_beside_the_columns_of_codesearchnet_are_read_from_any_of_their_columns(tmp_path, usual):
     row = {"docstring": "adds", "code": "x + y", "negatives" if usual else "neg": ["x - y"]}
     (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
-    split = read_source(tmp_path, needed=("train",))["train"]
+    split = read_source(tmp_path, Context(needed=("train",)))["train"]
     assert split.corpus["code"][:] == ["x + y", "x - y"] and split.judgments.negatives.nnz == 1
 
 
@@ -219,7 +220,7 @@ UNUSED = [
 @pytest.mark.parametrize(("row", "unused"), UNUSED)
 def test_unused_columns_that_look_like_recognised_ones_are_named(tmp_path, capsys, kind, row, unused):
     (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
-    read_source({"train": [row]} if kind == "list" else tmp_path, needed=("train",))
+    read_source({"train": [row]} if kind == "list" else tmp_path, Context(needed=("train",)))
     said = [line for line in capsys.readouterr().err.splitlines() if "not using" in line]
     assert len(said) == bool(unused)
     if unused:

@@ -10,7 +10,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 
 from soft_trainer.data.column_names import CODES
+from soft_trainer.data.holdout import Division
 from soft_trainer.data.load import read_source, training_split
+from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.encoders.export import export_encoder
@@ -173,7 +175,7 @@ def test_mined_rows_load_with_the_same_numbers_or_are_refused(rows, scorer, colu
 
 def load_whole(path) -> Split:
     """Loads a file without dividing it."""
-    return read_source(path, needed=("train",), division=None)["train"]
+    return read_source(path, Context(needed=("train",), division=Division(random=False)))["train"]
 
 
 def test_pushed_rows_load_with_the_same_scores(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 from refusals import refused
 
-from soft_trainer.data.layouts.beir import load_beir
+from soft_trainer import load_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.retrieval import rank_corpus
@@ -58,7 +58,7 @@ def test_queries_of_a_beir_folder_keep_their_ids(tmp_path):
         rows = [json.dumps({"_id": f"{letter}{n}", "text": f"text {n}"}) + "\n" for n in range(3)]
         (folder / f"{name}.jsonl").write_text("".join(rows))
     (folder / "qrels" / "test.tsv").write_text("q1\td0\t1\nq2\td2\t1\n")
-    split = load_beir(folder)["test"]
+    split = load_rows(folder)["test"]
     assert split.unranked() is None
     output = rank_corpus(torch.eye(3)[1:], torch.eye(3), split, EncoderProfile(), ())
     output.write_run_file(tmp_path / "run", split)

@@ -6,9 +6,9 @@ import pytest
 from datasets import Dataset, DatasetDict, Features
 from refusals import refused
 
+from soft_trainer.data.folders import SPLITS
 from soft_trainer.data.layouts import codesearchnet, published
 from soft_trainer.data.layouts.codesearchnet import FEATURES, load_folder, select_by_urls
-from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.data.load import load_rows, make_splits
 from soft_trainer.data.row_checks import check_split
 from soft_trainer.data.tokens import side_texts

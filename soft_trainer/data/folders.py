@@ -1,11 +1,12 @@
-"""Finds the files in a folder of data, and the split (train, valid, test or codebase) that each file belongs to."""
+"""Lists the files of a folder of data, and finds the split (train, valid, test or codebase) of each file."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import uncompressed_name
@@ -20,32 +21,44 @@ SPLIT_NAMES = {
 SHARD = re.compile(r"-(\d+)-of-(\d+)$")  # in file names on the Hub, such as `train-00000-of-00002.parquet`
 
 
-def files_of(folder: Path) -> dict[str, Path]:
-    """Returns the paths of a folder's files, keyed by name without `.gz`, `.xz` and so on. Prefers plain files."""
-    if not folder.is_dir():
-        return {}
-    paths = sorted(filter(Path.is_file, folder.iterdir()), reverse=True)
-    found = {uncompressed_name(path.name): path for path in paths}
-    return dict(sorted(found.items()))
-
-
-def files_of_splits(folder: Path, split_of: Callable[[str], str | None]) -> dict[str, list[Path]]:
-    """Returns the paths of a folder's files, keyed by split. A split may have several files only if they are shards.
+class Files(NamedTuple):
+    """The files of a data source, listed once.
 
     Args:
-        split_of: returns the split of a file from its name without `.gz`, or None for other files.
-
-    Raises:
-        UserError: a split has several files that are not shards, such as `train.csv` and `train.jsonl`.
+        source: a file or a folder.
+        paths: the paths of a folder's files, keyed by name without `.gz`, `.xz` and so on: plain files are preferred.
+            The names in BEIR's subfolder begin with `qrels/`.
     """
-    found: dict[str, list[Path]] = {}
-    for name, path in files_of(folder).items():
-        split = split_of(name)
-        if split:
-            found.setdefault(split, []).append(path)
-    for split, paths in found.items():
-        check_shards(paths, split)
-    return found
+
+    source: Path
+    paths: Mapping[str, Path]
+
+    def of_splits(self, split_of: Callable[[str], str | None]) -> dict[str, list[Path]]:
+        """Returns the paths of the files, keyed by split. A split may have several files only if they are shards.
+
+        Args:
+            split_of: returns the split of a file from its name without `.gz`, or None for other files.
+
+        Raises:
+            UserError: a split has several files that are not shards, such as `train.csv` and `train.jsonl`.
+        """
+        paths_of: dict[str, list[Path]] = {}
+        for name, path in self.paths.items():
+            if split := split_of(name):
+                paths_of.setdefault(split, []).append(path)
+        for split, paths in paths_of.items():
+            check_shards(paths, split)
+        return paths_of
+
+
+def list_files(source: str | Path) -> Files:
+    """Lists the files of a folder and of its subfolder `qrels`. The list of a single file is empty."""
+    source = Path(source)
+    paths = {}
+    for pattern in ("*", "qrels/*"):
+        for path in sorted(filter(Path.is_file, source.glob(pattern)), reverse=True):
+            paths[pattern.replace("*", uncompressed_name(path.name))] = path
+    return Files(source, dict(sorted(paths.items())))
 
 
 def check_spelling(paths: Iterable[Path], found: Collection[str]) -> None:
