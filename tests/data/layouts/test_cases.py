@@ -264,7 +264,7 @@ def test_a_folder_is_the_same_in_python_in_the_shell_and_as_an_evaluation_set(re
     splits = read(layout, good_rows())
     of_shell = load_data(DataArguments(data_dir=str(tmp_path)), EncoderProfile(), needed=("test",))
     assert of_shell["test"].fingerprint() == splits["test"].fingerprint()
-    sets = load_evaluation_sets(DataArguments(eval_data_dir=str(tmp_path)), EncoderProfile())
+    sets = load_evaluation_sets(DataArguments(data_dir=str(tmp_path), eval_data_dir=str(tmp_path)), EncoderProfile())
     expected = {tmp_path.name: "test"}
     if layout in ("beir", "cosqa"):  # both of their sets are judged
         expected = {f"{tmp_path.name}-dev": "valid", f"{tmp_path.name}-test": "test"}
@@ -279,11 +279,12 @@ def test_rows_and_judged_queries_of_one_folder_are_all_read(tmp_path):
     for name in ("train.jsonl", "test.jsonl", "codebase.jsonl", "relevance.jsonl"):
         (tmp_path / name).write_text(files[name])
     splits = load_rows(tmp_path)
-    sets = load_evaluation_sets(DataArguments(eval_data_dir=str(tmp_path)), EncoderProfile())
+    sets = load_evaluation_sets(DataArguments(data_dir=str(tmp_path), eval_data_dir=str(tmp_path)), EncoderProfile())
     assert [*splits] == ["relevance", "train", "test"]
     for part in ("relevance", "test"):
         assert sets[f"{tmp_path.name}-{part}"].fingerprint() == splits[part].fingerprint()
-    assert [*load_data(DataArguments(data_dir=str(tmp_path)), EncoderProfile())] == ["train", "test"]
+    of_shell = load_data(DataArguments(data_dir=str(tmp_path)), EncoderProfile(), needed=("train", "test"))
+    assert [*of_shell] == ["train", "test"]
 
 
 @pytest.mark.parametrize("layout", EXPECTED)
