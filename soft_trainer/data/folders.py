@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import uncompressed_name
+from soft_trainer.terminal import print_on_main
 
 SPLITS = ("train", "valid", "test", "codebase")
 SIDES_OF = {"train": ("query", "code"), "valid": ("query",), "test": ("query",), "codebase": ("code",)}
@@ -19,6 +21,12 @@ SPLIT_NAMES = {
     "test": "test", "codebase": "codebase", "corpus": "codebase",
 }  # fmt: skip
 SHARD = re.compile(r"-(\d+)-of-(\d+)$")  # in file names on the Hub, such as `train-00000-of-00002.parquet`
+FORMATS = {
+    ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv",
+    ".parquet": "parquet",
+}  # fmt: skip
+OTHER_FILES = ("relevance.jsonl", "annotationStore.csv")  # judged queries
+ACCEPTED = "JSON Lines, CSV, TSV or Parquet"
 
 
 class Files(NamedTuple):
@@ -49,6 +57,10 @@ class Files(NamedTuple):
         for split, paths in paths_of.items():
             check_shards(paths, split)
         return paths_of
+
+    def is_saved(self) -> bool:
+        """Returns True if `save_to_disk` has written the folder."""
+        return "dataset_dict.json" in self.paths or "dataset_info.json" in self.paths
 
 
 def list_files(source: str | Path) -> Files:
@@ -136,3 +148,62 @@ def check_shards(paths: list[Path], split: str) -> None:
                 f"{paths[0].parent}: {paths[0].name} is one of {total} shards of {split}, but shard "
                 f"{number:05d} is missing or in a format that is not read; add it, or pass only this shard's path"
             )
+
+
+def format_of(name: str) -> str | None:
+    """Returns the format that a file's name implies ("json", "csv", "tsv" or "parquet"), or None for other files."""
+    if "/" in name:  # in a subfolder
+        return None
+    return FORMATS.get(Path(uncompressed_name(name)).suffix.lower())
+
+
+def split_of(name: str) -> str | None:
+    """Returns the split that a file's name refers to, such as "valid" for `dev.csv`, or None for other names."""
+    return SPLIT_NAMES.get((_base(name) or "").lower())
+
+
+def _base(name: str) -> str | None:
+    """Strips the endings and the shard number from a file name: `train-00000-of-00002.parquet` becomes `train`.
+
+    Returns:
+        The rest of the name, or None if the file does not contain rows.
+    """
+    if format_of(name):
+        return SHARD.sub("", name.split(".")[0])
+    return None
+
+
+def row_files(files: Files) -> dict[str, list[Path]]:
+    """Returns the paths of the row files in a folder, or of a single file, keyed by split.
+
+    If no file is named after a split, all files belong to train. Otherwise, files with other names are skipped.
+
+    Raises:
+        UserError: two files belong to the same split but are not shards, or their names differ only in the format.
+    """
+    source = files.source
+    if not source.is_dir():
+        split = split_of(source.name) or "train"
+        return {split: [source]} if format_of(source.name) else {}
+    named = files.of_splits(split_of)
+    if named:
+        check_spelling([path for name, path in files.paths.items() if format_of(name)], named)
+        return named
+    unnamed = list(itertools.chain.from_iterable(files.of_splits(_base).values()))
+    return {"train": unnamed} if unnamed else {}
+
+
+def name_skipped(files: Files, read: Mapping[str, list[Path]]) -> None:
+    """Prints the files in a folder that seem to contain rows but are not read, such as `test.xlsx`."""
+    known = set(itertools.chain.from_iterable(read.values()))
+    skipped = []
+    for name, path in files.paths.items():
+        of_split = SHARD.sub("", name.split(".")[0]).lower() in SPLIT_NAMES
+        of_rows = format_of(name) and Path(name).suffix != ".json"
+        if path not in known and name not in OTHER_FILES and (of_split or of_rows) and Path(name).suffix != ".txt":
+            skipped.append(path.name)
+    if skipped:
+        print_on_main(
+            f"{files.source}: not reading {', '.join(skipped)}; rows are in {ACCEPTED} files named after a split "
+            "(train, valid, test, codebase), or in files of which none is"
+        )

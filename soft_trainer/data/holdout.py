@@ -14,9 +14,9 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from soft_trainer.data.column_names import GROUP
+from soft_trainer.data.columns import column_texts, columns_in, text_ids
 from soft_trainer.data.folders import SPLIT_NAMES, SPLITS
 from soft_trainer.data.split import Judgments, Split
-from soft_trainer.data.tokens import column_texts, columns_in, text_ids
 from soft_trainer.errors import UserError
 from soft_trainer.shares import HELD_OUT_SHARE, assign_splits
 from soft_trainer.terminal import print_on_main, table

@@ -14,8 +14,7 @@ from datasets import Dataset, List, Value, concatenate_datasets
 
 from soft_trainer.data.array_cache import flat
 from soft_trainer.data.column_names import CODES, LABEL, POSITIVES, SCORE, is_list_text
-from soft_trainer.data.columns import Columns
-from soft_trainer.data.tokens import column_texts, columns_in
+from soft_trainer.data.columns import Columns, column_texts, columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main, shortened
 

@@ -18,6 +18,7 @@ from soft_trainer.data.columns import (
     Columns,
     check_column,
     check_one_code,
+    check_table,
     choose_columns,
     with_usual_names,
 )
@@ -26,7 +27,7 @@ from soft_trainer.data.holdout import Division, divided, held_out
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.listed import Listed, read_listed
 from soft_trainer.data.plain_columns import concatenated
-from soft_trainer.data.row_checks import check_split, check_table, name_repeated
+from soft_trainer.data.row_checks import check_split, name_repeated
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main

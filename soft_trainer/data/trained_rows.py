@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from soft_trainer.data.columns import column_texts, text_column, text_ids
 from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS, Split
-from soft_trainer.data.tokens import column_texts, text_column, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import TRAINED_ROWS, written_aside
 from soft_trainer.terminal import print_on_main

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
+from soft_trainer.data.columns import text_ids
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import side_texts, text_ids
+from soft_trainer.data.tokens import side_texts
 from soft_trainer.encoders.hub_files import reading, split_revision
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
 from soft_trainer.data.column_names import CODE_COLUMNS, QUERY_COLUMNS
+from soft_trainer.data.columns import column_texts, text_column, text_ids
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import column_texts, text_column, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking

@@ -13,10 +13,10 @@ from transformers import TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.data.column_names import NEGATIVES, SCORES
+from soft_trainer.data.columns import column_texts, columns_in
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.files import PUSHED_ROWS, ROW_FILES, reporting_disk_errors, write_rows, write_text
 from soft_trainer.hub.push import Repository

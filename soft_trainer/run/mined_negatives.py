@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.data.column_names import CODES
+from soft_trainer.data.columns import column_texts, columns_in
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.load import training_split
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from soft_trainer import distributed
+from soft_trainer.data.columns import text_ids
 from soft_trainer.data.split import RelevantCodes, Split
-from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts, text_ids
+from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts
 from soft_trainer.encoders.encoding import mapped_inputs
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError

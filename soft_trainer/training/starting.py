@@ -12,8 +12,9 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from soft_trainer.data.columns import column_texts, text_column
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import SIDES, column_texts, text_column
+from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.adapters import add_lora, has_adapter, import_peft
 from soft_trainer.encoders.hub_files import base_of, published_name, reading, reading_base, saved_adapter
 from soft_trainer.encoders.loading import given_encoder, load_config, load_model, load_tokenizer

@@ -10,11 +10,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 
 from soft_trainer.data.column_names import CODES
+from soft_trainer.data.columns import column_texts, columns_in
 from soft_trainer.data.holdout import Division
 from soft_trainer.data.load import read_source, training_split
 from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.hub.dataset import pushed_tables, write_data
 from soft_trainer.options.fields import DataArguments

@@ -9,8 +9,9 @@ from datasets import Dataset, concatenate_datasets, load_from_disk
 from refusals import refused
 
 from soft_trainer.data import tokens
+from soft_trainer.data.columns import column_texts, text_column
 from soft_trainer.data.layouts.codesearchnet import load_folder
-from soft_trainer.data.tokens import TokenColumn, column_of, column_texts, text_column, tokenized
+from soft_trainer.data.tokens import TokenColumn, column_of, tokenized
 from soft_trainer.encoders.encoding import pad, tokenize
 from soft_trainer.encoders.profiles import EncoderProfile
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from datasets import Dataset
 
 from soft_trainer.data.column_names import CODES
+from soft_trainer.data.columns import check_texts
 from soft_trainer.data.folders import Files
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.graded import Judgment, graded_split, parsed
 from soft_trainer.data.layouts.tables import row_files, table_of_files
 from soft_trainer.data.make_splits import Context
-from soft_trainer.data.row_checks import check_split, check_texts
+from soft_trainer.data.row_checks import check_split
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import open_text, read_json_lines

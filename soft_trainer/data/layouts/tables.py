@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import logging
 import re
 import sys
@@ -19,7 +18,18 @@ from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.data.column_names import NEGATIVE, POSITIVES, is_list_text
-from soft_trainer.data.folders import SHARD, SPLIT_NAMES, SPLITS, Files, check_names, check_spelling
+from soft_trainer.data.folders import (
+    ACCEPTED,
+    OTHER_FILES,
+    SPLIT_NAMES,
+    SPLITS,
+    Files,
+    check_names,
+    format_of,
+    name_skipped,
+    row_files,
+    split_of,
+)
 from soft_trainer.data.layouts.beir import finds as is_beir
 from soft_trainer.data.make_splits import Context, splits_of_tables
 from soft_trainer.data.plain_columns import (
@@ -42,15 +52,8 @@ from soft_trainer.files import (
     uncompressed_name,
 )
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
-from soft_trainer.terminal import print_on_main
 
-FORMATS = {
-    ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv",
-    ".parquet": "parquet",
-}  # fmt: skip
 SEPARATORS = {"csv": ",", "tsv": "\t"}
-OTHER_FILES = ("relevance.jsonl", "annotationStore.csv")  # judged queries
-ACCEPTED = "JSON Lines, CSV, TSV or Parquet"
 TABLE_FORMAT = 2  # raise it if the same file gives other rows
 # Parts of error messages of `datasets` and Arrow about missing rows: of an empty saved data set, of an empty file.
 WITHOUT_ROWS = ("corresponds to no data", "list index out of range", "Parquet file size is 0 bytes")
@@ -58,34 +61,11 @@ logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # it 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def format_of(name: str) -> str | None:
-    """Returns the format that a file's name implies ("json", "csv", "tsv" or "parquet"), or None for other files."""
-    if "/" in name:  # in a subfolder
-        return None
-    return FORMATS.get(Path(uncompressed_name(name)).suffix.lower())
-
-
-def split_of(name: str) -> str | None:
-    """Returns the split that a file's name refers to, such as "valid" for `dev.csv`, or None for other names."""
-    return SPLIT_NAMES.get((_base(name) or "").lower())
-
-
-def _base(name: str) -> str | None:
-    """Strips the endings and the shard number from a file name: `train-00000-of-00002.parquet` becomes `train`.
-
-    Returns:
-        The rest of the name, or None if the file does not contain rows.
-    """
-    if format_of(name):
-        return SHARD.sub("", name.split(".")[0])
-    return None
-
-
 def finds(files: Files) -> bool:
     """Returns True if a folder has files of train, valid or test, or was written by `save_to_disk`."""
     if is_beir(files):  # its corpus has other columns
         return False
-    return _is_saved(files) or not {*files.of_splits(split_of)} <= {"codebase"}
+    return files.is_saved() or not {*map(split_of, files.paths)} <= {"codebase", None}
 
 
 def read(files: Files, context: Context) -> dict[str, Split]:
@@ -111,7 +91,7 @@ def read_tables(files: Files) -> tuple[dict[str, Dataset], dict[str, str], bool]
         UserError: the rows cannot be read.
     """
     source = files.source
-    if _is_saved(files):
+    if files.is_saved():
         with _reading(source):
             loaded = load_from_disk(str(source))
             named = isinstance(loaded, dict)
@@ -120,7 +100,7 @@ def read_tables(files: Files) -> tuple[dict[str, Dataset], dict[str, str], bool]
     if not paths:
         raise UserError(f"{source}: no rows; expected {ACCEPTED} files, such as train.jsonl or rows.csv")
     tables = {split: table_of_files(paths[split]) for split in SPLITS if split in paths}
-    _name_skipped(files, paths)
+    name_skipped(files, paths)
     named = split_of(next(iter(paths.values()))[0].name) is not None
     return tables, {split: str(of_split[0]) for split, of_split in paths.items() if len(of_split) == 1}, named
 
@@ -128,10 +108,6 @@ def read_tables(files: Files) -> tuple[dict[str, Dataset], dict[str, str], bool]
 def table_of_files(paths: Sequence[Path]) -> Dataset:
     """Reads the shards of one split, or several files without the name of a split."""
     return with_plain_text(concatenated(list(map(read_file, paths))))
-
-
-def _is_saved(files: Files) -> bool:
-    return any(name in files.paths for name in ("dataset_dict.json", "dataset_info.json"))
 
 
 def named_splits(loaded: Mapping[str, Dataset]) -> dict[str, Dataset]:
@@ -160,42 +136,6 @@ def _reading(source: str | Path) -> Iterator[None]:
         if any(words in reason for words in WITHOUT_ROWS):
             reason = "it has no rows"
         raise UserError(f"{source}: cannot be read: {reason}") from error
-
-
-def row_files(files: Files) -> dict[str, list[Path]]:
-    """Returns the paths of the row files in a folder, or of a single file, keyed by split.
-
-    If no file is named after a split, all files belong to train. Otherwise, files with other names are skipped.
-
-    Raises:
-        UserError: two files belong to the same split but are not shards, or their names differ only in the format.
-    """
-    source = files.source
-    if not source.is_dir():
-        split = split_of(source.name) or "train"
-        return {split: [source]} if format_of(source.name) else {}
-    named = files.of_splits(split_of)
-    if named:
-        check_spelling([path for name, path in files.paths.items() if format_of(name)], named)
-        return named
-    unnamed = list(itertools.chain.from_iterable(files.of_splits(_base).values()))
-    return {"train": unnamed} if unnamed else {}
-
-
-def _name_skipped(files: Files, read: Mapping[str, list[Path]]) -> None:
-    """Prints the files in a folder that seem to contain rows but are not read, such as `test.xlsx`."""
-    known = set(itertools.chain.from_iterable(read.values()))
-    skipped = []
-    for name, path in files.paths.items():
-        of_split = SHARD.sub("", name.split(".")[0]).lower() in SPLIT_NAMES
-        of_rows = format_of(name) and Path(name).suffix != ".json"
-        if path not in known and name not in OTHER_FILES and (of_split or of_rows) and Path(name).suffix != ".txt":
-            skipped.append(path.name)
-    if skipped:
-        print_on_main(
-            f"{files.source}: not reading {', '.join(skipped)}; rows are in {ACCEPTED} files named after a split "
-            "(train, valid, test, codebase), or in files of which none is"
-        )
 
 
 def read_file(path: Path) -> Dataset:
