@@ -8,7 +8,7 @@ from soft_trainer.data.folders import list_files
 from soft_trainer.data.layouts import COSQA
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.rows import load_data
+from soft_trainer.shell.rows import load_data
 
 CODES = {f"def f{number}(x):\n    return x + {number}": number + 10 for number in range(5)}
 
