@@ -13,7 +13,7 @@ import pyarrow as pa
 from datasets import Dataset, Features, IterableDataset, Value
 
 from soft_trainer.data.columns import ANY_COLUMNS, ColumnNames
-from soft_trainer.data.folders import SPLIT_NAMES, SPLITS, check_names, list_files
+from soft_trainer.data.folders import SPLIT_NAMES, check_names, list_files
 from soft_trainer.data.holdout import HELD_OUT_SHARE, Division, without_held_out
 from soft_trainer.data.layouts import JUDGED, LAYOUTS, TABLES
 from soft_trainer.data.layouts.codesearchnet import load_hub
@@ -87,7 +87,6 @@ def load_rows(
     names = ColumnNames(query_column, code_column, id_column, negatives_column, group_column)
     context = Context(
         names,
-        needed=(*SPLITS, *JUDGED),
         division=Division(test_fraction, seed),
         codebase=None if codebase is None else as_rows(codebase, "codebase"),
         language=language,
@@ -110,8 +109,8 @@ def load_rows(
 def read_source(source, context: Context = EVERYTHING) -> dict[str, Split]:
     """Loads the splits of one source; see `load_rows`.
 
-    A folder may have several layouts, such as rows and judged queries. Judged queries are called test if no other
-    split is for evaluation. Otherwise they keep their name, and are read only if `context.needed` has it.
+    A folder may have several layouts. Judged queries beside rows are read only if `context.needed` has their name.
+    They are called test if there are no others to evaluate.
     """
     if isinstance(source, Mapping):
         check_names(source)

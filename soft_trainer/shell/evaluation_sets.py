@@ -109,7 +109,9 @@ def _parts(folder: Path, context: Context, trained: Collection[str]) -> dict[str
     """
     files = list_files(folder)
     looked_for = ""
-    if files.source.is_dir() and not any(layout.finds(files) for layout in LAYOUTS if layout is not TABLES):
+    if any(layout.finds(files) for layout in LAYOUTS if layout is not TABLES):  # columns with fixed names
+        context = context._replace(names=context.names._replace(shared=True))
+    elif folder.is_dir():
         names = sorted(path.name for path in folder.iterdir())
         looked_for = (
             ". No evaluation set found: expected CoSQA's cosqa-retrieval-dev*.json or -test*.json with "

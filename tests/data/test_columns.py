@@ -57,6 +57,19 @@ def test_an_id_in_a_table_keeps_its_zeros(tmp_path):
     assert {*splits["train"].corpus["url"]} < {f"{number:03}" for number in range(20)}
 
 
+@pytest.mark.parametrize("first", [2**63, 2**64 + 5, -(2**63) - 40, 10**30])
+@pytest.mark.parametrize("form", ["list", "jsonl", "frame", "mixed"])
+def test_ids_of_any_size_are_read(tmp_path, first, form):
+    numbers = [7 if form == "mixed" and n == 0 else first + n for n in range(30)]
+    rows = [{"query": f"adds {n}", "code": f"x + {n}", "key": number} for n, number in enumerate(numbers)]
+    source = {"test": pd.DataFrame(rows) if form == "frame" else rows}
+    if form == "jsonl":
+        source = tmp_path / "test.jsonl"
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    test = load_rows(source, id_column="key")["test"]
+    assert test.corpus["url"][:] == list(map(str, numbers))
+
+
 def test_the_column_that_was_named_is_read_whatever_the_profile_prefers(answers, tmp_path):
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     path = tmp_path / "a.jsonl"

@@ -15,7 +15,7 @@ class Layout(NamedTuple):
     """A layout of the files in a folder.
 
     Args:
-        name: what messages call the layout. The splits of judged queries have the name of their layout.
+        name: what messages call the layout. Judged queries are a split of this name.
         finds: returns True if a folder has this layout, perhaps beside others, from the names of its files.
         read: returns the splits, keyed by name. Errors are one line with the file and the row.
     """

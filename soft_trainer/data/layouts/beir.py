@@ -92,6 +92,8 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
     code_rows = {name: row for row, name in enumerate(code_ids)}
     grades = {}
     absent: dict[str, None] = {}
+    asked = set()
+    answered = set()
     for query, code, score in _lines(path):
         if query in query_rows and code in code_rows:
             grades[query_rows[query], code_rows[code]] = score
@@ -99,6 +101,14 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
             absent[f"query {query!r}"] = None
         elif score > 0:
             absent[f"document {code!r}"] = None
+        if query in query_rows and score > 0:
+            asked.add(query)
+            if code in code_rows:
+                answered.add(query)
+    if lost := len(asked) - len(answered):
+        use = "trained on" if path.name.startswith("train") else "measured"
+        reason = "none of their relevant documents is in the corpus"
+        print_on_main(f"{path}: {lost:,} of {len(asked):,} queries are not {use}: {reason}")
     if absent:
         print_on_main(f"{path}: ignored {len(absent):,} judged ids that have no text, such as {next(iter(absent))}")
     pairs = pd.DataFrame(grades.keys(), columns=["query", "code"])

@@ -280,11 +280,13 @@ def test_rows_and_judged_queries_of_one_folder_are_all_read(tmp_path):
         (tmp_path / name).write_text(files[name])
     splits = load_rows(tmp_path)
     sets = load_evaluation_sets(DataArguments(data_dir=str(tmp_path), eval_data_dir=str(tmp_path)), EncoderProfile())
-    assert [*splits] == ["relevance", "train", "test"]
-    for part in ("relevance", "test"):
-        assert sets[f"{tmp_path.name}-{part}"].fingerprint() == splits[part].fingerprint()
     of_shell = load_data(DataArguments(data_dir=str(tmp_path)), EncoderProfile(), needed=("train", "test"))
-    assert [*of_shell] == ["train", "test"]
+    assert [*splits] == [*of_shell] == ["train", "test"]
+    assert sets[f"{tmp_path.name}-test"].fingerprint() == splits["test"].fingerprint()
+    for name in ("train.jsonl", "test.jsonl"):
+        (tmp_path / name).unlink()
+    judged = load_rows(tmp_path)["test"]
+    assert sets[f"{tmp_path.name}-relevance"].fingerprint() == judged.fingerprint() and judged.judgments.gain
 
 
 @pytest.mark.parametrize("layout", EXPECTED)

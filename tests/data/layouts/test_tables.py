@@ -96,6 +96,22 @@ def test_a_list_in_a_csv_file_is_an_error(tmp_path, lists):
         load_rows(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "where"),
+    [
+        ("rows.jsonl", '{"query": "x", "code": "y", "code": "z"}\n', ", row 11: "),
+        ("rows.jsonl.gz", '{"query": "x", "code": "y", "code": "y"}\n', ", row 11: "),
+        ("train.ndjson", '{"query": "x", "code": "y", "more": {"code": 1, "code": 2}}\n', ", row 11: "),
+        ("rows.json", '[{"query": "x", "code": "y", "code": "z"}]', ": "),
+    ],
+)
+def test_a_row_of_json_with_two_values_of_one_name_is_refused(tmp_path, name, row, where):
+    content = (row if name == "rows.json" else LINES + row).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with refused(f"{tmp_path / name}{where}not valid JSON (two values are called 'code'"):
+        load_rows(tmp_path)
+
+
 # ---- Encodings ----
 
 
