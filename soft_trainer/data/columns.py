@@ -340,7 +340,7 @@ def with_usual_names(rows: Dataset, columns: Columns, source: str) -> tuple[Data
         if len(blank):
             raise UserError(f"{source}, row {blank[0] + 1}: the id, column {column!r}, is missing or empty")
         ids = ids.astype(str).tolist()
-    dropped = {name for name in rows.column_names if rows.data.column(name).null_count == len(rows.data)}
+    dropped = _empty_columns(rows)
     before = {}
     for chosen, targets in ((columns.query, QUERY_COLUMNS), (columns.code, CODES)):
         present = columns_in(rows, chosen)
@@ -358,6 +358,15 @@ def with_usual_names(rows: Dataset, columns: Columns, source: str) -> tuple[Data
     if ids is None and "url" not in rows.column_names and columns_in(rows, CODES):
         ids = [f"{TEXT_ID}{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows)]
     return (rows if ids is None else rows.add_column("url", ids)), before
+
+
+def _empty_columns(rows: Dataset) -> set[str]:
+    return {name for name in rows.column_names if rows.data.column(name).null_count == len(rows.data)}
+
+
+def without_empty(rows: Dataset) -> Dataset:
+    """Drops the columns without any value. An encoder reads the first column that it knows, which must have values."""
+    return rows.remove_columns([*_empty_columns(rows)])
 
 
 def check_one_code(tables: Mapping[str, Dataset], id_column: str, sources: Mapping[str, str]) -> None:

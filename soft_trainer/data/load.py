@@ -63,8 +63,8 @@ def load_rows(
 
     Args:
         source: a file or a folder of JSON Lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
-            layout of BEIR, CoSQA or CoSQA+, a name on the Hub, a data frame, a list of dicts, or a `Dataset`. A dict
-            maps either splits to rows, or names to several such sources.
+            layout of BEIR, CoSQA or CoSQA+, or with a codebase and judged queries, a name on the Hub, a data frame, a
+            list of dicts, or a `Dataset`. A dict maps either splits to rows, or names to several such sources.
         query_column, code_column: the names of these columns, if they are not detected.
         id_column: the column with the function's id. The default is described above.
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has no corpus.

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from soft_trainer.data.column_names import NEGATIVE
 from soft_trainer.data.columns import check_column, text_ids
-from soft_trainer.data.relevance import marks
-from soft_trainer.data.split import Judgments, RelevantCodes, Split
+from soft_trainer.data.split import Judgments, RelevantCodes, Split, marks
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 

@@ -1,7 +1,7 @@
 """Loads the additional evaluation sets of a run (`--eval_data_dir`): published benchmarks, or another project's rows.
 
-`--eval_data_dir` accepts any rows that `load_rows` reads (test is measured, otherwise valid, otherwise all rows), and
-folders with one or more of these files:
+`--eval_data_dir` accepts all that `load_rows` reads. Of rows, test is measured, otherwise valid, otherwise all rows.
+Of judged queries, all splits but train are measured. A folder has one or more of these files:
 
     cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
                                                             `retrieval_idx` is the function's row in code_idx_map.txt
@@ -20,8 +20,8 @@ Each file may be gzipped. CoSQA+ has also been published as `query.json`, `gpt4o
 contain irrelevant pairs (label 0).
 
 The corpus of CoSQA is `code_idx_map` (.txt or .json), and the corpus of CoSQA+ is the file above. Other sets use the
-folder's codebase.jsonl. Without this file, the corpus for test.jsonl consists of the functions of valid and test, and
-the corpus for judged queries is the run's corpus.
+folder's codebase, such as codebase.jsonl. Without it, the corpus for test.jsonl consists of the functions of valid and
+test, and the corpus for judged queries is the run's corpus.
 
 An unjudged code has relevance 0. Several judgments of the same query and code are averaged. The gain in nDCG is the
 relevance, as in trec_eval and mteb, or for CodeSearchNet's annotations 2^relevance - 1, as in its challenge.

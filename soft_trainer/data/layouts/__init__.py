@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from soft_trainer.data.folders import Files
@@ -28,8 +29,9 @@ class Layout(NamedTuple):
 BEIR = Layout("BEIR", beir.finds, beir.read)
 COSQA = Layout("CoSQA", cosqa.finds, cosqa.read)
 COSQA_PLUS = Layout("CoSQA+", cosqa.finds_plus, cosqa.read_plus)
-ANNOTATIONS = Layout("annotations", judged.finds_annotations, judged.read_annotations)
-RELEVANCE = Layout("relevance", judged.finds_relevance, judged.read_relevance)
+ANNOTATIONS, RELEVANCE = (
+    Layout(kind, partial(judged.finds, kind), partial(judged.read, kind)) for kind in judged.KINDS
+)
 TABLES = Layout("rows", tables.finds, tables.read)
 LAYOUTS = (BEIR, COSQA, COSQA_PLUS, ANNOTATIONS, RELEVANCE, TABLES)
-JUDGED = {ANNOTATIONS.name, RELEVANCE.name}  # queries that are judged against a corpus of rows
+JUDGED = {*judged.KINDS}  # queries that are judged against a corpus of rows

@@ -9,11 +9,10 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from datasets import Dataset
+from typing import NamedTuple
 
 from soft_trainer.data.column_names import CODES
-from soft_trainer.data.columns import check_texts
+from soft_trainer.data.columns import check_texts, without_empty
 from soft_trainer.data.folders import Files
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.graded import Judgment, graded_split, parsed
@@ -25,60 +24,40 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import open_text, read_json_lines
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 
-CHALLENGE = "annotationStore.csv"
-LINES = "relevance.jsonl"
 MAX_RELEVANCE = 1000  # above, nDCG's gain of 2^relevance would overflow
 
 
-def finds_annotations(files: Files) -> bool:
-    """Returns True if a folder has the judgments of CodeSearchNet's challenge."""
-    return CHALLENGE in files.paths
+def finds(name: str, files: Files) -> bool:
+    """Returns True if a folder has judgments of the layout `name`."""
+    return KINDS[name].file in files.paths
 
 
-def read_annotations(files: Files, context: Context) -> dict[str, Split]:
-    """Reads the queries of CodeSearchNet's challenge, in the languages of the run or of the corpus."""
-    return {"annotations": _judged(files, "annotations", CHALLENGE, _challenge, "exponential", context)}
-
-
-def finds_relevance(files: Files) -> bool:
-    """Returns True if a folder has judgments in `relevance.jsonl`."""
-    return LINES in files.paths
-
-
-def read_relevance(files: Files, context: Context) -> dict[str, Split]:
-    """Reads the queries of `relevance.jsonl`."""
-    return {"relevance": _judged(files, "relevance", LINES, _lines, "linear", context)}
-
-
-def _judged(files: Files, split_name: str, name: str, read: Callable, gain: str, context: Context) -> Split:
-    """Makes a split of judged queries. Their corpus is the folder's codebase, otherwise that of the run.
+def read(name: str, files: Files, context: Context) -> dict[str, Split]:
+    """Reads the judged queries of the layout `name`. Their corpus is the folder's codebase, otherwise that of the run.
 
     Raises:
         UserError: there is no corpus, or it has no urls or texts, or a judgment cannot be read.
     """
+    kind = KINDS[name]
     folder = files.source
     corpus = context.codebase
     if corpus is None:
         paths = row_files(files).get("codebase")
-        corpus = _without_empty_columns(table_of_files(paths)) if paths else context.run_corpus
+        corpus = without_empty(table_of_files(paths)) if paths else context.run_corpus
     if corpus is None:
-        raise UserError(f"{folder}: no corpus for {name}; neither the folder nor the run has a codebase")
+        raise UserError(f"{folder}: no corpus for {kind.file}; neither the folder nor the run has a codebase")
     if "url" not in corpus.column_names:
-        raise UserError(f"{folder}: {name} refers to functions by url, but the codebase has no urls")
+        raise UserError(f"{folder}: {kind.file} refers to functions by url, but the codebase has no urls")
     check_texts(corpus, CODES, f"{folder}, codebase")
     languages = context.languages or languages_in({"codebase": corpus})
-    split = graded_split(read(files.paths[name], languages), corpus, files.paths[name], gain)
+    path = files.paths[kind.file]
+    split = graded_split(kind.read(path, languages), corpus, path, kind.gain)
     if context.check:
         try:
-            check_split(split, split_name)
+            check_split(split, name)
         except UserError as error:
-            raise UserError(f"{folder}, {split_name}: {error}") from None
-    return split
-
-
-def _without_empty_columns(rows: Dataset) -> Dataset:
-    """Drops the columns without any value. An encoder reads the first known column, which must not be empty."""
-    return rows.remove_columns([name for name in rows.column_names if rows.data.column(name).null_count == len(rows)])
+            raise UserError(f"{folder}, {name}: {error}") from None
+    return {name: split}
 
 
 def _challenge(path: Path, languages: Sequence[str]) -> list[Judgment]:
@@ -113,3 +92,17 @@ def _judgment(language: str | None, query: str, url: str, relevance) -> Judgment
     if not 0 <= grade <= MAX_RELEVANCE:
         raise UserError(f"relevance is {relevance!r}, expected a number from 0 to {MAX_RELEVANCE}")
     return (language, " ".join(query.split())), url.strip(), grade
+
+
+class Kind(NamedTuple):
+    """A file of judgments, the function that reads it in some languages, and how nDCG uses its grades."""
+
+    file: str
+    read: Callable[[Path, Sequence[str]], list[Judgment]]
+    gain: str
+
+
+KINDS = {
+    "annotations": Kind("annotationStore.csv", _challenge, "exponential"),
+    "relevance": Kind("relevance.jsonl", _lines, "linear"),
+}
