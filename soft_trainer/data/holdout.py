@@ -43,10 +43,6 @@ class Division:
     seed: int = 0
     random: bool = True
 
-    def __post_init__(self):
-        if not 0 < self.test_fraction < 0.5:
-            raise UserError(f"test_fraction={self.test_fraction}: expected a number above 0 and below 0.5")
-
 
 def divided(split: Split, division: Division, group_column: str | None) -> dict[str, Split]:
     """Divides pairs into train, valid and test, and prints the size of each.

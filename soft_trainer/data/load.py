@@ -84,6 +84,8 @@ def load_rows(
         UserError: the rows cannot be read, a column is missing or is not text, or a row has no text. The message
             includes the row's number.
     """
+    if not 0 < test_fraction < 0.5:
+        raise UserError(f"test_fraction={test_fraction}: expected a number above 0 and below 0.5")
     names = ColumnNames(query_column, code_column, id_column, negatives_column, group_column)
     context = Context(
         names,
