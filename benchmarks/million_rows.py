@@ -88,11 +88,11 @@ def _tokenizer(folder: Path):
 def _tokenise(side: str) -> Callable:
     def stage(folder: Path) -> Callable:
         """Loads what the stage reads, and returns the work to measure."""
-        from soft_trainer.data.tokens import column_of
+        from soft_trainer.data.tokens import token_column
         from soft_trainer.encoders.profiles import EncoderProfile
 
         rows, tokenizer = load(folder), _tokenizer(folder)
-        return lambda: column_of(rows, side, EncoderProfile(), tokenizer)
+        return lambda: token_column(rows, side, EncoderProfile(), tokenizer)
 
     return stage
 
@@ -100,9 +100,9 @@ def _tokenise(side: str) -> Callable:
 def _library(side: str) -> Callable:
     def stage(folder: Path) -> Callable:
         """Loads what the stage reads, and returns the work to measure."""
-        from soft_trainer.data.tokens import column_texts
+        from soft_trainer.data.tokens import row_texts
 
-        texts = list(column_texts(load(folder), f"{side}_tokens"))
+        texts = list(row_texts(load(folder), f"{side}_tokens"))
         backend = _tokenizer(folder).backend_tokenizer
         return lambda: [len(backend.encode_batch_fast(texts[n : n + 1000])) for n in range(0, len(texts), 1000)]
 

@@ -97,7 +97,7 @@ def ids(world):
 
 def data_flow(world):
     profile = world.profile.replace(data_flow_length=8 + world.options)
-    column = tokens.column_of(world.dataset(), "code", profile, world.tokenizer)
+    column = tokens.token_column(world.dataset(), "code", profile, world.tokenizer)
     rows = (column[row] for row in range(len(column)))
     return [{name: values.tolist() for name, values in row.items()} for row in rows]
 

@@ -229,7 +229,7 @@ def check_table(rows: Dataset, name: str, columns: Columns, source: str, has_cor
     if not len(rows):
         raise UserError(f"{source}: no rows")
     for side in SIDES_OF.get(name, ("query",)) if has_corpus else COLUMNS_OF:
-        if columns_in(rows, (*getattr(columns, side), *COLUMNS_OF[side])):
+        if known_columns(rows, (*getattr(columns, side), *COLUMNS_OF[side])):
             continue
         known = ", ".join(rows.column_names)
         if side == "code" and name not in ("train", "codebase"):
@@ -248,7 +248,7 @@ def check_texts(rows: Dataset, columns: Sequence[str], source: str) -> None:
     Raises:
         UserError: a column contains something else. The message gives the first such row.
     """
-    for name in columns_in(rows, columns):
+    for name in known_columns(rows, columns):
         feature = rows.features[name]
         may_list = name.endswith(TOKENS_END) or name in POSITIVES
         if isinstance(feature, List):
@@ -274,7 +274,7 @@ def check_texts(rows: Dataset, columns: Sequence[str], source: str) -> None:
 
 def _check_labels(rows: Dataset, columns: Columns, source: str) -> None:
     """Raises UserError if a column `label` marks a row's code as not relevant to its query (a label below 1)."""
-    labelled = columns_in(rows, LABELS)
+    labelled = known_columns(rows, LABELS)
     if columns.scores == (SCORE, LABEL) and {SCORE, LABEL} <= {*rows.column_names}:
         labelled = []
     for column in labelled:
@@ -290,19 +290,19 @@ def _check_labels(rows: Dataset, columns: Columns, source: str) -> None:
                 f"{source}, {row_numbers(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but every row's "
                 f"function counts as relevant to its query; keep only the rows with {column} 1"
             )
-    code = columns_in(rows, columns.code)[:1]
+    code = known_columns(rows, columns.code)[:1]
     several = bool(code) and isinstance(rows.features[code[0]], List) and not code[0].endswith(TOKENS_END)
     unclear = several and columns.scores == (SCORES,) and not columns.negatives
-    queries = columns_in(rows, columns.query)[:1]
+    queries = known_columns(rows, columns.query)[:1]
     if queries and SCORE in rows.column_names and not (labelled or columns.scores or columns.negatives):
-        unclear = pd.Series(text_ids(column_texts(rows, queries[0]))).duplicated().any()
+        unclear = pd.Series(text_ids(row_texts(rows, queries[0]))).duplicated().any()
     if unclear:
         raise UserError(
             f"{source}: {'scores' if several else 'score'} does not say which functions answer the query; write the "
             "negatives in columns such as negative_1 (output_format='n-tuple' in sentence-transformers), or add a "
             "column label of 1 and 0 beside score"
         )
-    if unread := [name for name in columns_in(rows, UNREAD) if name not in columns.scores]:
+    if unread := [name for name in known_columns(rows, UNREAD) if name not in columns.scores]:
         print_on_main(
             f"{source}: ignoring column {unread[0]!r}, because every row's function counts as relevant to its query"
         )
@@ -343,7 +343,7 @@ def with_usual_names(rows: Dataset, columns: Columns, source: str) -> tuple[Data
     dropped = _empty_columns(rows)
     before = {}
     for chosen, targets in ((columns.query, QUERY_COLUMNS), (columns.code, CODES)):
-        present = columns_in(rows, chosen)
+        present = known_columns(rows, chosen)
         if dropped.issuperset(present):
             dropped.difference_update(present)  # `check_split` names it
         if present and len(chosen) == 1:
@@ -352,10 +352,10 @@ def with_usual_names(rows: Dataset, columns: Columns, source: str) -> tuple[Data
             before[targets[isinstance(rows.features[chosen[0]], List)]] = chosen[0]
     dropped |= {column} if columns.keeps_url else {column, "url"}
     before = {new: old for new, old in before.items() if old != new}
-    rows = rows.remove_columns(columns_in(rows, dropped)).rename_columns({old: new for new, old in before.items()})
+    rows = rows.remove_columns(known_columns(rows, dropped)).rename_columns({old: new for new, old in before.items()})
     if column not in (None, "url"):
         before["url"] = column
-    if ids is None and "url" not in rows.column_names and columns_in(rows, CODES):
+    if ids is None and "url" not in rows.column_names and known_columns(rows, CODES):
         ids = [f"{TEXT_ID}{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows)]
     return (rows if ids is None else rows.add_column("url", ids)), before
 
@@ -373,7 +373,7 @@ def check_one_code(tables: Mapping[str, Dataset], id_column: str, sources: Mappi
     """Raises UserError if two rows have the same id but different functions. The message gives both rows."""
     first: dict[str, tuple[str, str]] = {}
     for split, rows in tables.items():
-        if not columns_in(rows, CODES):
+        if not known_columns(rows, CODES):
             continue
         for row, (name, text) in enumerate(zip(rows["url"], _texts(rows), strict=True)):
             known, other = first.setdefault(name, (text, f"{sources[split]}, row {row + 1}"))
@@ -385,13 +385,13 @@ def check_one_code(tables: Mapping[str, Dataset], id_column: str, sources: Mappi
 
 def _texts(rows: Dataset) -> Iterator[str]:
     """Returns each row's function. Joins tokens."""
-    return column_texts(rows, columns_in(rows, CODES)[0])
+    return row_texts(rows, known_columns(rows, CODES)[0])
 
 
 # ---- Texts ----
 
 
-def columns_in(dataset: Dataset, columns: Iterable[str]) -> list[str]:
+def known_columns(dataset: Dataset, columns: Iterable[str]) -> list[str]:
     """Returns the columns in `columns` that the data set has, in the order of `columns`."""
     return [name for name in columns if name in dataset.column_names]
 
@@ -413,7 +413,7 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     Raises:
         UserError: the data set has none of the columns, or the column does not contain text.
     """
-    column = next(iter(columns_in(dataset, columns)), None)
+    column = next(iter(known_columns(dataset, columns)), None)
     if column is None:
         expected = f"expected {' or '.join(columns)}, or set {side}_column"
         raise UserError(f"no column for the {side}: the rows have {', '.join(dataset.column_names)}; {expected}")
@@ -442,7 +442,7 @@ def arrow_texts(values: pa.ChunkedArray) -> list[str]:
     return pc.binary_join(values, " ").fill_null("").to_pylist()
 
 
-def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
+def row_texts(dataset: Dataset, column: str) -> Iterator[str]:
     """Yields each row's text in a column of strings or token lists, reading the data set in small batches."""
     for table in dataset.select_columns(column).with_format("arrow").iter(READ_AT_ONCE):
         yield from arrow_texts(table[column])

@@ -14,7 +14,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from soft_trainer.data.column_names import GROUP
-from soft_trainer.data.columns import column_texts, columns_in, text_ids
+from soft_trainer.data.columns import known_columns, row_texts, text_ids
 from soft_trainer.data.folders import SPLIT_NAMES, SPLITS
 from soft_trainer.data.split import Judgments, Split
 from soft_trainer.errors import UserError
@@ -98,7 +98,7 @@ def _divided_at_random(
     Returns:
         The name of each row's split, and a description of how the rows were divided, such as "by repo".
     """
-    column = next(iter(columns_in(rows, (GROUP, *REPOSITORIES))), None)
+    column = next(iter(known_columns(rows, (GROUP, *REPOSITORIES))), None)
     names = list(map(str, rows[column])) if column else []
     reason = f"by {group_column or column}"
     if len(set(names)) < len(DIVIDED):
@@ -142,11 +142,9 @@ def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:
         uint64[rows], keyed by column.
     """
     hashes = {}
-    for name in columns_in(rows, COMPARED):
+    for name in known_columns(rows, COMPARED):
         # In NFC, equal characters are equal whether or not their accents are separate.
-        hashes[name] = text_ids(
-            " ".join(unicodedata.normalize("NFC", text).split()) for text in column_texts(rows, name)
-        )
+        hashes[name] = text_ids(" ".join(unicodedata.normalize("NFC", text).split()) for text in row_texts(rows, name))
     return hashes
 
 

@@ -28,7 +28,7 @@ from soft_trainer.data.plain_columns import (
 )
 from soft_trainer.data.row_checks import check_split
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import side_texts
+from soft_trainer.data.tokens import encoder_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import file_fingerprint
@@ -187,7 +187,7 @@ def _common_columns(rows: Dataset, side: str, profile: EncoderProfile) -> Datase
     columns = getattr(profile, f"{side}_columns")
     usual = {"query": "docstring", "code": "code"}[side]
     target = usual if usual in columns else columns[0]
-    values = {target: list(side_texts(rows, side, profile))}
+    values = {target: list(encoder_texts(rows, side, profile))}
     for name in ("language", "url"):
         values[name] = rows[name][:] if name in rows.column_names else [None] * len(rows)
     return Dataset.from_dict(values, features=Features({name: Value("string") for name in values}))

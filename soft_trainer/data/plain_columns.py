@@ -40,7 +40,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def column_of(values: Sequence | pa.ChunkedArray) -> pa.ChunkedArray:
+def arrow_column(values: Sequence | pa.ChunkedArray) -> pa.ChunkedArray:
     """Makes a column from the values of a list, a pandas series or an Arrow table.
 
     Values of several types, or of a type that `datasets` lacks, become JSON, which `datasets` decodes when it is read.
@@ -98,7 +98,7 @@ def plain_table(
         if name in dropped:
             continue
         try:
-            kept[str(name)] = column_of(values)
+            kept[str(name)] = arrow_column(values)
         except UnicodeEncodeError:
             for row, value in enumerate(values, start):
                 _check_encodable(value, f"{source}, row {row}: column {name!r}")

@@ -13,9 +13,9 @@ from datasets import Dataset
 from soft_trainer.data.column_names import COLUMNS_OF
 from soft_trainer.data.columns import (
     check_language_column,
-    column_texts,
-    columns_in,
+    known_columns,
     row_numbers,
+    row_texts,
     text_column,
     text_ids,
 )
@@ -51,7 +51,7 @@ def check_split(
         read = COLUMNS_OF[side] if profile is None else getattr(profile, f"{side}_columns")
         columns = [text_column(rows, read, side)]
         if profile is None:
-            columns = columns_in(rows, read)
+            columns = known_columns(rows, read)
         if len(empty := blank_rows(rows, columns)):
             column = split.called.get(columns[0], columns[0])
             quote = "; in an unusually long row, look for an unbalanced quote" if ".csv" in source else ""
@@ -71,10 +71,10 @@ def check_split(
 
 def name_repeated(rows: Dataset, source: str) -> None:
     """Prints how many rows repeat the query and the function of an earlier row. These rows are kept."""
-    columns = [columns_in(rows, COLUMNS_OF[side])[:1] for side in COLUMNS_OF]
+    columns = [known_columns(rows, COLUMNS_OF[side])[:1] for side in COLUMNS_OF]
     if not all(columns):
         return
-    texts = {side: text_ids(column_texts(rows, column)) for side, (column,) in zip(COLUMNS_OF, columns, strict=True)}
+    texts = {side: text_ids(row_texts(rows, column)) for side, (column,) in zip(COLUMNS_OF, columns, strict=True)}
     if repeated := int(pd.DataFrame(texts).duplicated().sum()):
         print_on_main(
             f"{source}: {repeated:,} of {len(rows):,} rows repeat the query and the function of an earlier row; all "

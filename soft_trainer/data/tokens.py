@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value
 
 from soft_trainer.data.array_cache import cached_dataset, no_bar_for_few
-from soft_trainer.data.columns import arrow_texts, check_language_column, column_texts, text_column, text_ids
+from soft_trainer.data.columns import arrow_texts, check_language_column, row_texts, text_column, text_ids
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -81,16 +81,16 @@ class GraphColumn:
         return fingerprint({name: column.fingerprint() for name, column in self._columns.items()})
 
 
-def side_texts(dataset: Dataset, side: str, profile: EncoderProfile) -> Iterator[str]:
+def encoder_texts(dataset: Dataset, side: str, profile: EncoderProfile) -> Iterator[str]:
     """Yields the text of each row that the encoder reads as "query" or as "code" (`side`).
 
     Raises:
         UserError: the rows lack the columns.
     """
-    return column_texts(dataset, text_column(dataset, getattr(profile, f"{side}_columns"), side))
+    return row_texts(dataset, text_column(dataset, getattr(profile, f"{side}_columns"), side))
 
 
-def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
+def token_column(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
     """Tokenises all queries or all functions, and caches the result.
 
     Args:

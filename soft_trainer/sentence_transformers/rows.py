@@ -230,7 +230,7 @@ class Columns:
     positives: Tensor
 
 
-def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int) -> Columns:
+def batch_columns(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int) -> Columns:
     """Returns the functions to compare the queries of process `rank` with. A repeated function gets one column.
 
     Args:

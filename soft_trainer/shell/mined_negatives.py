@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.data.column_names import CODES
-from soft_trainer.data.columns import column_texts, columns_in
+from soft_trainer.data.columns import known_columns, row_texts
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.load import training_split
 from soft_trainer.data.split import Split
@@ -67,7 +67,7 @@ def negatives_of(
     excluded = Excluded(split.judgments.first_codes(), answers)
     near = estimator.neighbours(max(CANDIDATES, number), excluded, progress="Finding neighbours")
     candidates = below_ratio(near, RATIO, answers.code_texts)
-    texts = np.array(list(column_texts(split.corpus, columns_in(split.corpus, CODES)[0])), dtype=object)
+    texts = np.array(list(row_texts(split.corpus, known_columns(split.corpus, CODES)[0])), dtype=object)
     negatives = []
     scores = []
     for query, own in enumerate(near.own):

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 
 from soft_trainer.data.column_names import CODES
-from soft_trainer.data.columns import column_texts, columns_in
+from soft_trainer.data.columns import known_columns, row_texts
 from soft_trainer.data.holdout import Division
 from soft_trainer.data.load import read_source, training_split
 from soft_trainer.data.make_splits import Context
@@ -26,7 +26,7 @@ TRIPLE = PAIR | {"negative_1": "x", "negative_2": "y"}
 
 def scores_of(split: Split) -> dict[str, dict[str, float]]:
     """Returns the known scores of each query's functions, by their texts."""
-    codes = list(column_texts(split.corpus, columns_in(split.corpus, CODES)[0]))
+    codes = list(row_texts(split.corpus, known_columns(split.corpus, CODES)[0]))
     known = split.judgments.scores().tocoo()
     found = {query: {} for query in split.queries["docstring"][:]}
     for query, code, score in zip(known.row, known.col, known.data.tolist(), strict=True):
