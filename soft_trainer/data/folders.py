@@ -73,23 +73,6 @@ def list_files(source: str | Path) -> Files:
     return Files(source, dict(sorted(paths.items())))
 
 
-def check_spelling(paths: Iterable[Path], found: Collection[str]) -> None:
-    """Checks for misspelt splits among files of rows, such as `tset.jsonl` next to `train.jsonl`.
-
-    Args:
-        paths: the files of rows in a folder.
-        found: the splits that some of these files are named after.
-
-    Raises:
-        UserError: a name is similar to the name of a missing split.
-    """
-    for path in paths:
-        base, _, ending = path.name.partition(".")
-        base = SHARD.sub("", base)
-        if near := _near_split(base, found):
-            raise UserError(f"{path}: not the name of a split; did you mean {near}.{ending}?")
-
-
 def check_names(names: Iterable[str]) -> None:
     """Checks the names of the splits in a dict or a saved data set.
 
@@ -124,30 +107,27 @@ def check_shards(paths: list[Path], split: str) -> None:
         UserError: the split has several files that are not shards, such as `train.csv` and `train.jsonl`, or a shard
             is missing.
     """
-    sets = {}  # the first file of each set of shards
+    first = {}  # the first file of each set of shards
     numbers = set()
     total = 0
     for path in paths:
-        name, *endings = uncompressed_name(path.name).split(".")
-        shard = SHARD.search(name)
-        if shard is None:
-            sets[path] = path
-        else:
+        name = uncompressed_name(path.name)
+        if shard := SHARD.search(name.split(".")[0]):
             numbers.add(int(shard[1]))
             total = int(shard[2])
-            sets.setdefault((name[: shard.start()], total, *endings), path)
-    if len(sets) > 1:
-        names = " and ".join(path.name for path in [*sets.values()][:2])
+            name = name.replace(shard[0], f"-of-{total}")
+        first.setdefault(name, path.name)
+    if len(first) > 1:
+        names = " and ".join([*first.values()][:2])
         raise UserError(
             f"{paths[0].parent}: {names} both contain rows of {split}; keep only one file or set of shards"
         )
     start = 1 if total in numbers else 0
-    for number in range(start, start + total):
-        if number not in numbers:
-            raise UserError(
-                f"{paths[0].parent}: {paths[0].name} is one of {total} shards of {split}, but shard "
-                f"{number:05d} is missing or in a format that is not read; add it, or pass only this shard's path"
-            )
+    for number in {*range(start, start + total)} - numbers:
+        raise UserError(
+            f"{paths[0].parent}: {paths[0].name} is one of {total} shards of {split}, but shard "
+            f"{number:05d} is missing or in a format that is not read; add it, or pass only this shard's path"
+        )
 
 
 def format_of(name: str) -> str | None:
@@ -187,7 +167,11 @@ def row_files(files: Files) -> dict[str, list[Path]]:
         return {split: [source]} if format_of(source.name) else {}
     named = files.of_splits(split_of)
     if named:
-        check_spelling([path for name, path in files.paths.items() if format_of(name)], named)
+        for name, path in files.paths.items():
+            base, _, ending = path.name.partition(".")
+            near = format_of(name) and _near_split(SHARD.sub("", base), named)
+            if near:
+                raise UserError(f"{path}: not the name of a split; did you mean {near}.{ending}?")
         return named
     unnamed = list(itertools.chain.from_iterable(files.of_splits(_base).values()))
     return {"train": unnamed} if unnamed else {}

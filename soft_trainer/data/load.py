@@ -114,14 +114,15 @@ def read_source(source, context: Context = EVERYTHING) -> dict[str, Split]:
     A folder may have several layouts. Judged queries beside rows are read only if `context.needed` has their name.
     They are called test if there are no others to evaluate.
     """
-    if isinstance(source, Mapping):
-        check_names(source)
-        return splits_of_tables(
-            {SPLIT_NAMES[name]: as_rows(rows, name) for name, rows in source.items()}, "the rows", context
-        )
     if not isinstance(source, str | Path):
         label = "the data frame" if isinstance(source, pd.DataFrame) else "the rows"
-        return splits_of_tables({"train": as_rows(source, label)}, label, context, named=False)
+        named = isinstance(source, Mapping)
+        if named:
+            check_names(source)
+            tables = {SPLIT_NAMES[name]: as_rows(rows, name) for name, rows in source.items()}
+        else:
+            tables = {"train": as_rows(source, label)}
+        return splits_of_tables(tables, label, context, named=named)
     if not Path(source).exists():
         tables = load_hub(str(source), context.language, context.revision)
         return splits_of_tables(tables, str(source), context._replace(language=None))
@@ -133,17 +134,14 @@ def read_source(source, context: Context = EVERYTHING) -> dict[str, Split]:
         for option, name in context.names.options().items():
             raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
     splits = {}
-    layout_of = {}
     for layout in layouts:
-        for name, split in layout.read(files, context).items():
-            if name in splits:
-                both = f"both {layout_of[name]} and {layout.name}"
-                raise UserError(f"{source}: {both} have {name} queries; put them into separate folders")
-            splits[name] = split
-            layout_of[name] = layout.name
-    judged = splits.keys() & JUDGED
-    if len(judged) == 1 and splits.keys() - judged <= {"train"}:
-        splits["test"] = splits.pop(*judged)
+        part = layout.read(files, context)
+        for name in splits.keys() & part.keys():
+            both = " and ".join(layout.name for layout in layouts)
+            raise UserError(f"{source}: both {both} have {name} queries; put them into separate folders")
+        splits |= part
+    if len(layouts) == 1 and layouts[0].name in JUDGED:
+        splits = {"test": splits[layouts[0].name]}
     return splits
 
 

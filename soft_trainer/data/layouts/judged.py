@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from soft_trainer.data.column_names import CODES
 from soft_trainer.data.columns import check_texts, without_empty
@@ -29,7 +28,7 @@ MAX_RELEVANCE = 1000  # above, nDCG's gain of 2^relevance would overflow
 
 def finds(name: str, files: Files) -> bool:
     """Returns True if a folder has judgments of the layout `name`."""
-    return KINDS[name].file in files.paths
+    return KINDS[name][0] in files.paths
 
 
 def read(name: str, files: Files, context: Context) -> dict[str, Split]:
@@ -38,20 +37,20 @@ def read(name: str, files: Files, context: Context) -> dict[str, Split]:
     Raises:
         UserError: there is no corpus, or it has no urls or texts, or a judgment cannot be read.
     """
-    kind = KINDS[name]
+    file, parse, gain = KINDS[name]
     folder = files.source
     corpus = context.codebase
     if corpus is None:
         paths = row_files(files).get("codebase")
         corpus = without_empty(table_of_files(paths)) if paths else context.run_corpus
     if corpus is None:
-        raise UserError(f"{folder}: no corpus for {kind.file}; neither the folder nor the run has a codebase")
+        raise UserError(f"{folder}: no corpus for {file}; neither the folder nor the run has a codebase")
     if "url" not in corpus.column_names:
-        raise UserError(f"{folder}: {kind.file} refers to functions by url, but the codebase has no urls")
+        raise UserError(f"{folder}: {file} refers to functions by url, but the codebase has no urls")
     check_texts(corpus, CODES, f"{folder}, codebase")
     languages = context.languages or languages_in({"codebase": corpus})
-    path = files.paths[kind.file]
-    split = graded_split(kind.read(path, languages), corpus, path, kind.gain)
+    path = files.paths[file]
+    split = graded_split(parse(path, languages), corpus, path, gain)
     if context.check:
         try:
             check_split(split, name)
@@ -94,15 +93,8 @@ def _judgment(language: str | None, query: str, url: str, relevance) -> Judgment
     return (language, " ".join(query.split())), url.strip(), grade
 
 
-class Kind(NamedTuple):
-    """A file of judgments, the function that reads it in some languages, and how nDCG uses its grades."""
-
-    file: str
-    read: Callable[[Path, Sequence[str]], list[Judgment]]
-    gain: str
-
-
+# layout -> its file, the function that reads judgments in some languages, how nDCG uses the grades
 KINDS = {
-    "annotations": Kind("annotationStore.csv", _challenge, "exponential"),
-    "relevance": Kind("relevance.jsonl", _lines, "linear"),
+    "annotations": ("annotationStore.csv", _challenge, "exponential"),
+    "relevance": ("relevance.jsonl", _lines, "linear"),
 }
