@@ -10,6 +10,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import flat
+from soft_trainer.data.columns import without_empty
 from soft_trainer.data.folders import SPLITS, list_files
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.published import load_published, reading_hub
@@ -41,7 +42,7 @@ HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 
 
 def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> dict[str, Dataset]:
-    """Reads the tables of a folder, such as `train.jsonl` or `test.jsonl.gz`. Caches and memory-maps the rows.
+    """Reads the tables of a folder, such as `train.jsonl` or `test.jsonl.gz`, without empty columns. Caches the rows.
 
     Args:
         splits: the splits to return, if the folder has them.
@@ -50,7 +51,7 @@ def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> dict[str,
         UserError: the rows cannot be read.
     """
     tables = read_tables(list_files(folder))[0]
-    return {split: tables[split] for split in splits if split in tables}
+    return {split: without_empty(tables[split]) for split in splits if split in tables}
 
 
 def load_hub(name: str, configuration: str | None = None, revision: str | None = None) -> dict[str, Dataset]:
