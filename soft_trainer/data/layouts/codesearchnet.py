@@ -14,7 +14,7 @@ from soft_trainer.data.columns import without_empty
 from soft_trainer.data.folders import SPLITS, list_files
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.published import load_published, reading_hub
-from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, read_tables, row_files
+from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, read_tables
 from soft_trainer.data.plain_columns import concatenated
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
@@ -96,7 +96,8 @@ def _pushed_folder(name: str, revision: str | None) -> Path | None:
         folder = Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError:  # without a network, `datasets` may still have a cached copy
         return None
-    return folder if row_files(list_files(folder)) else None
+    names = list_files(folder).paths
+    return folder if any(f"{split}.jsonl" in names for split in SPLITS) else None
 
 
 def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str, Split]:
