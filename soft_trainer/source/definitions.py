@@ -279,10 +279,11 @@ def definition_name(source: bytes, node: Node, wrappers: Sequence[Node], naming:
         return re.sub(r"\W+", lambda signs: signs[0].strip() or " ", text.strip())
     if node.type == "destructor_declaration":
         return f"~{text}"
-    while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
-        text = shorter
-    text = _CONVERSION.sub(r"\1", text)
-    text = compact_name(text.replace("::", ".").removeprefix("this.").strip("\"'` \n"))
+    if not text.isidentifier():  # most names are, and this saves a tenth of the time
+        while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
+            text = shorter
+        text = _CONVERSION.sub(r"\1", text)
+        text = compact_name(text.replace("::", ".").removeprefix("this.").strip("\"'` \n"))
     receiver = node.child_by_field_name("receiver")
     if receiver:
         owner = re.findall(r"\w+", node_text(source, receiver).split("[")[0])

@@ -8,6 +8,7 @@ import warnings
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from inspect import cleandoc
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,6 +39,7 @@ _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 _NO_DOCUMENTATION = re.compile(r"/\*\*(?=[*/])|////|/\*[*!]<|//[/!]<")
 # Bodies that are not in a field.
 _BODIES = ("function_body", "block", "getter", "setter", "try_statement")
+_LAYOUT = re.compile(r"[\s\\]+")
 _START = attrgetter("start_byte")
 _STRINGS = ("string", "parenthesized_expression")  # the second may be a docstring in brackets
 _MAX_OVERLOADS = 50
@@ -91,19 +93,10 @@ class FileFunctions:
         self.functions: dict[str, Function] = {}
         if root is None:
             return
+        self._root = root
         self._strings = set(self.table.strings.split())
         self._containers = set(self.table.containers.split())
-        self._comments = comments(root, source, language)
         self._gap = re.compile(self.table.gap.encode())
-        captures = captures_of(queries(language)[2], root)
-        attributes = captures.get("attribute", [])
-        # What may stand between a doc comment and its function, in order, without the comments inside attributes.
-        self._between = _outermost([*self._comments, *attributes])
-        self._signatures = defaultdict(list)
-        self._prototypes = sorted(captures.get("signature", []), key=_START)
-        for node in self._prototypes:
-            if name := node.child_by_field_name("name"):
-                self._signatures[node_text(source, name)].append(node)
         found = list(self._found(root))
         overloads = Counter(function.name for function in found)
         seen = Counter()
@@ -115,6 +108,35 @@ class FileFunctions:
             if seen[name] > 1:
                 name += f"~{seen[name]}"
             self.functions[name] = function
+
+    @cached_property
+    def _comments(self) -> list[Node]:
+        """All comments and docstrings in the file, in order."""
+        return comments(self._root, self.source, self.language)
+
+    @cached_property
+    def _captures(self) -> dict[str, list[Node]]:
+        """The attributes and the signatures in the file."""
+        return captures_of(queries(self.language)[2], self._root)
+
+    @cached_property
+    def _between(self) -> list[Node]:
+        """What may stand between a doc comment and its function, in order, without the comments inside attributes."""
+        return _outermost([*self._comments, *self._captures.get("attribute", [])])
+
+    @cached_property
+    def _prototypes(self) -> list[Node]:
+        """The functions without a body, in order."""
+        return sorted(self._captures.get("signature", []), key=_START)
+
+    @cached_property
+    def _signatures(self) -> dict[str, list[Node]]:
+        """The functions without a body, by name."""
+        by_name = defaultdict(list)
+        for node in self._prototypes:
+            if name := node.child_by_field_name("name"):
+                by_name[node_text(self.source, name)].append(node)
+        return by_name
 
     def _found(self, root: Node) -> Iterator[Function]:
         """Yields the named functions that have a body, but only the first of several functions on the same lines."""
@@ -137,9 +159,8 @@ class FileFunctions:
                 if not self.table.wrappers.get(named.type):
                     continue
             scope = [outer.name for outer in definition.around if outer.kind == "container"]
-            body = last_child(node, *_BODIES)
-            for field in ("body", "accessors", "value"):
-                body = node.child_by_field_name(field) or body
+            fields = map(node.child_by_field_name, ("value", "accessors", "body"))
+            body = next(filter(None, fields), None) or last_child(node, *_BODIES)
             macro = defining_macro(self.source, node)
             is_test = macro and TEST_MACRO.match(macro[0])  # `TEST_F(CartTest, Total) {`
             if body is None or not definition.name or is_test:
@@ -223,12 +244,22 @@ class FileFunctions:
                 tokens.append(text)
         return tokens
 
+    def has_same_code(self, function: Function, other: FileFunctions, changed: Function) -> bool:
+        """Returns True if a function in another version of the file differs only in its comments and layout."""
+        # Comparing texts is faster, and they tell enough if the parser has read all of both functions.
+        if not (self.language in PREPROCESSED or function.broken or changed.broken):
+            codes = (
+                _without(file.source, each.named, file._comment_spans(each))
+                for file, each in ((self, function), (other, changed))
+            )
+            if len({_LAYOUT.sub("", code) for code in codes}) > 1:
+                return False
+        return self.tokens(function) == other.tokens(changed)
+
     def _comment_spans(self, function: Function) -> list[Span]:
         """Returns the byte range of each comment in a function, as (start, end). The end is exclusive."""
-        first = bisect_left(self._comments, function.named.start_byte, key=_START)
-        last = bisect_left(self._comments, function.named.end_byte, key=_START)
         spans = []
-        for node in self._comments[first:last]:
+        for node in comments(function.named, self.source, self.language):
             # An inner function that consists of a docstring would not parse without it.
             alone = node.type == "expression_statement" and node.parent.named_child_count == 1
             if not alone or node.parent == function.body:

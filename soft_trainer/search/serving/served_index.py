@@ -16,7 +16,9 @@ from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.searching import Search
 from soft_trainer.source.repositories import head_time, repository_of
 
-# Looking for changed files takes at most a tenth of the time, unless the last look was over five seconds ago.
+# Looking for changed files takes at most a tenth of the time, unless the last look was over five seconds ago. In most
+# trees, a look takes far less than `CHECK_ALWAYS` seconds, and comes before every search.
+CHECK_ALWAYS = 0.1
 CHECK_SHARE = 0.1
 CHECK_SECONDS = 5.0
 
@@ -46,14 +48,14 @@ class ServedIndex:
         return self._answer(partial(self.index.similar, path, line, limit))
 
     def text_of(self, path: str) -> str | None:
-        """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
+        """Returns the text of a file as it is now, or None if the file is not in the index."""
         with self.lock:
-            self._refresh()
+            self._refresh(self.index.full_path(path))
             return self.index.text_of(path)
 
-    def _refresh(self) -> None:
+    def _refresh(self, path: str = "") -> None:
         for keeper in self.keepers:
-            keeper.refresh()
+            keeper.refresh(path)
 
     def _answer(self, ask: Callable[..., list[SearchResult]]) -> tuple[list[SearchResult], list[str]]:
         with self.lock:
@@ -102,22 +104,27 @@ class _Keeper:
             return [f"searching only by words: {self.problem or 'the encoder is being loaded'}"]
         return [f"new chunks are not encoded: {self.problem}"] if self.problem else []
 
-    def refresh(self) -> None:
-        """Reads changed files, unless the last check was recent, because checking a large tree is slow.
+    def refresh(self, path: str) -> None:
+        """Reads changed files, unless the last look at a large tree was recent.
 
         An index that has been deleted is made again at once.
+
+        Args:
+            path: a file that is read, whose change is always noticed, or "".
         """
         self._start_encoder()
-        started = time.monotonic()
         deleted = self.index.is_deleted()
-        if self.update and (deleted or started >= self.next_check):
+        due = deleted or time.monotonic() >= self.next_check
+        if self.update and (due or self.index.is_outdated(path)):
             self.index.refresh(encode=False)
             if deleted:  # it was made again, without commits
                 self.commits_read = -1
             self._remember()
             self.work.set()
-            ended = time.monotonic()
-            self.next_check = ended + min((ended - started) / CHECK_SHARE, CHECK_SECONDS)
+            pause = 0.0
+            if self.index.look_seconds > CHECK_ALWAYS:
+                pause = min(self.index.look_seconds / CHECK_SHARE, CHECK_SECONDS)
+            self.next_check = time.monotonic() + pause
 
     def _remember(self) -> None:
         """Reads new commits in a separate process, so that searches do not have to wait."""
