@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from soft_trainer.source.definitions import (
     TEST_MACRO,
     Definition,
+    component_call,
     defining_macro,
     definition_name,
     definitions,
@@ -24,7 +25,7 @@ from soft_trainer.source.definitions import (
     node_text,
     queries,
 )
-from soft_trainer.source.documentation import document_tokens, is_about_another, summary
+from soft_trainer.source.documentation import document_tokens, is_about_another, strip_comment, summary
 from soft_trainer.source.grammars import captures_of
 from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
 
@@ -39,6 +40,10 @@ _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 _NO_DOCUMENTATION = re.compile(r"/\*\*(?=[*/])|////|/\*[*!]<|//[/!]<")
 # Bodies that are not in a field.
 _BODIES = ("function_body", "block", "getter", "setter", "try_statement")
+# In Rust, `/// Adds.` is short for `#[doc = "Adds."]`.
+_DOC_ATTRIBUTE = re.compile(
+    r"#\[\s*doc\s*=\s*(?:r(?P<hashes>#*)\"(?P<raw>.*)\"(?P=hashes)|\"(?P<text>.*)\")\s*\]", re.DOTALL
+)
 _LAYOUT = re.compile(r"[\s\\]+")
 _START = attrgetter("start_byte")
 _STRINGS = ("string", "parenthesized_expression")  # the second may be a docstring in brackets
@@ -155,7 +160,7 @@ class FileFunctions:
             end = max(end, node.end_byte)
             named = node
             if name_node(node) is None:  # `f = function () {}`
-                named = node.parent
+                named = component_call(node, self.source).parent
                 if not self.table.wrappers.get(named.type):
                     continue
             scope = [outer.name for outer in definition.around if outer.kind == "container"]
@@ -303,6 +308,7 @@ class FileFunctions:
 
     def _outermost(self, node: Node) -> Node:
         """Returns the outermost wrapper of a function, or the function if it has none."""
+        node = component_call(node, self.source)
         while node.parent is not None and node.parent.type in self.table.wrappers:
             node = node.parent
         return node
@@ -322,14 +328,17 @@ class FileFunctions:
         for index in reversed(range(bisect_left(self._between, at, key=_START))):
             node = self._between[index]
             gap = self.source[self._end(node) : at]
-            if not self._gap.fullmatch(gap) or (lines and gap.count(b"\n") > 1):
+            joined = self.table.joined or not lines
+            if not self._gap.fullmatch(gap) or (gap.count(b"\n") > 1 and not joined):
                 break
             at = node.start_byte
-            if not node.type.endswith("comment"):  # an attribute
-                continue
             text = node_text(self.source, node).rstrip()
+            if not node.type.endswith("comment"):  # an attribute
+                if found := _DOC_ATTRIBUTE.fullmatch(text):
+                    lines[:0] = _as_lines(found["raw"] or _unescaped(found["text"] or ""))
+                continue
             is_block = text.startswith(("/*", "=begin"))
-            if is_block and lines:
+            if is_block and not joined:
                 break
             if not text.startswith(self.table.doc_prefix) or _NO_DOCUMENTATION.match(text):
                 continue
@@ -338,10 +347,21 @@ class FileFunctions:
             begins_file = index == 0 and not self.source[:at].strip() and gap.count(b"\n") > 1
             if after_code or is_about_another(text, code, begins_file):
                 break
-            if is_block:
+            if is_block and not self.table.joined:
                 return text
-            lines.insert(0, text)
+            lines[:0] = _as_lines(strip_comment(text).strip()) if is_block else [text]
         return "\n".join(lines)
+
+
+def _unescaped(text: str) -> str:
+    """Returns the value of a string literal in Rust, given the text between the quotes."""
+    escapes = {"n": "\n", "t": "\t"}
+    return re.sub(r"\\(\n\s*|.)", lambda found: escapes.get(found[1], found[1].strip()), text)
+
+
+def _as_lines(text: str) -> list[str]:
+    """Returns a text as line comments in Rust."""
+    return [f"/// {line.removeprefix(' ')}" for line in text.splitlines()]
 
 
 def _swallowing(found: list[Definition]) -> set[int]:

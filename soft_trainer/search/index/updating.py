@@ -61,9 +61,7 @@ def find_changes(database: sqlite3.Connection, folder: str, patterns: dict[str, 
         elif (why in _UNSTABLE and os.access(os.path.join(folder, path), os.R_OK)) or (
             why == MINIFIED and path in listing.included
         ):
-            known[path] = (
-                None  # a change of a folder's permissions changes neither size nor time, or the pattern is new
-            )
+            known[path] = None  # folder permissions leave no trace in the file, or the pattern is new
         else:
             known[path] = tuple(status)
     changed = []
