@@ -109,8 +109,8 @@ BROKEN = [
      {"A.c": 4, "E.f": 9}),
     ("php", "<?php\nf(a,\nclass B {\n  function c() {\n    d();\n  }\n}\nfunction e() {\n  d();\n}\n",
      {"B.c": 4, "e": 8}),
-    ("ruby", "def a\n  x(<<~A)\n    b #{y(<<~B)} c\n      inner\n    B\n  A\nend\n\ndef c\n  1\nend\n\ndef d\n  2\nend\n",
-     {"c": 9, "d": 13}),
+    ("ruby", "def a\n  x(<<~A)\n    b #{y(<<~B)} c\n      inner\n    B\n  A\nend\n\ndef c\n  1\nend\n\n"
+     "def d\n  2\nend\n", {"c": 9, "d": 13}),
     ("javascript", "function a() {\n  if (b) {\n    c()\n}\n\nfunction d() {\n  c()\n}\n", {"a": 1, "d": 6}),
     ("go", "package a\n\nfunc a() {\n\tb()\n}\n\nfunc c(a, {\n\tb()\n}\n\nfunc d() {\n\tb()\n}\n", {"a": 3, "d": 11}),
 ]

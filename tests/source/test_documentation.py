@@ -34,10 +34,11 @@ DOCUMENTED = [
     ("javascript", "no documentation", "/**** Adds. ****/\nfunction add() {}\n", {"add": ""}),
     ("javascript", "calls of React",
      "/** Adds. */\nconst Add = memo(() => 1)\n/** Halves. */\nexport const Halve = React.forwardRef((p, ref) => 1)\n"
-     "/** Ends. */\nA.End = memo(forwardRef(function () {}), same)\n/** Named. */\nexport default memo(function Own() {})\n"
-     "/** Others. */\nconst others = all.map(function () {})\n",
+     "/** Ends. */\nA.End = memo(forwardRef(function () {}), same)\n/** Named. */\n"
+     "export default memo(function Own() {})\n/** Others. */\nconst others = all.map(function () {})\n",
      {"Add": "Adds.", "Halve": "Halves.", "A.End": "Ends.", "Own": "Named."}),
-    ("tsx", "a call of React with types", "/** Adds. */\nexport const Add = memo<Props>((p: Props) => <p>A & b, &amp; c</p>)\n",
+    ("tsx", "a call of React with types", "/** Adds. */\n"
+     "export const Add = memo<Props>((p: Props) => <p>A & b, &amp; c</p>)\n",
      {"Add": "Adds."}),
     ("typescript", "blank lines", "class A {\n  /** Adds. */\n\n  add(): void {}\n\n  bare() {}\n}\n",
      {"A.add": "Adds.", "A.bare": ""}),
@@ -67,9 +68,11 @@ DOCUMENTED = [
     ("rust", "a blank line, an attribute and a comment", "/// Adds.\n\n#[inline]\n// slow\nfn add() {}\n"
      "fn bare() {}\n",
      {"add": "Adds.", "bare": ""}),
-    ("rust", "blank lines, a block and other comments", "/// Adds.\n\n/** Slowly. */\n// slow\n/// Surely.\nfn add() {}\n",
+    ("rust", "blank lines, a block and other comments", "/// Adds.\n\n/** Slowly. */\n"
+     "// slow\n/// Surely.\nfn add() {}\n",
      {"add": "Adds.\nSlowly.\nSurely."}),
-    ("rust", "attributes that are documentation", "#[doc = \" Adds \\\"a\\\".\"]\n#[inline]\n#[doc = r#\"And \"b\".\"#]\nfn add() {}\n"
+    ("rust", "attributes that are documentation", "#[doc = \" Adds \\\"a\\\".\"]\n#[inline]\n"
+     "#[doc = r#\"And \"b\".\"#]\nfn add() {}\n"
      "#[doc(hidden)]\nfn bare() {}\n", {"add": "Adds \"a\".\nAnd \"b\".", "bare": ""}),
     ("rust", "no documentation", "//// Adds.\nfn add() {}\n/*** Halves. */\nfn halve() {}\n"
      "", {"add": "", "halve": ""}),
@@ -124,7 +127,8 @@ DOCUMENTED = [
      {"A.constructor": "Makes it.", "A.c": "A number.", "A.d": "", "A.last": ""}),
     ("kotlin", "context parameters",
      "/** Adds. */\ncontext(Logger)\nfun add(): Int { return 1 }\nclass A {\n  /** Halves. */\n"
-     "  context(a: Logger, b: () -> Unit)\n  private fun halve() { context(\"x\") { end() } }\n  fun bare() { a() }\n}\n",
+     "  context(a: Logger, b: () -> Unit)\n  private fun halve() { context(\"x\") { end() } }\n"
+     "  fun bare() { a() }\n}\n",
      {"add": "Adds.", "A.halve": "Halves.", "A.bare": ""}),
     ("cpp", "a template and a blank line", "/// Adds.\n\ntemplate <typename T>\nT add(T a) { return a; }\n"
      "", {"add": "Adds."}),
