@@ -147,7 +147,7 @@ def _show_stored(arguments: argparse.Namespace) -> None:
     rows = prune() if arguments.prune else list_stored()
     lines = []
     for row in rows:
-        what = "commits of " if row.path.is_file() else ""
+        what = "commits of " if row.path.suffix == ".sqlite" else ""
         gone = "  (no such folder; --prune deletes this)" if row.is_gone and not arguments.prune else ""
         date = time.strftime("%Y-%m-%d", time.localtime(row.changed))
         lines.append(f"{row.bytes / 2**20:9,.1f} MiB  {date}  {what}{safe(row.folder)}{gone}")
