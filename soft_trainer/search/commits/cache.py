@@ -14,9 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import pygit2
-
 from soft_trainer.search.index import store
+from soft_trainer.source.git import pygit2
 from soft_trainer.source.repositories import common_dir
 
 WAIT_SECONDS = 1  # for another process, before looking again at what it has parsed
