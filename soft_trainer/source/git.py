@@ -46,7 +46,9 @@ def open_repository(path: str | Path) -> pygit2.Repository:
         if Path(path, ".git").exists() or Path(path, "objects").exists():
             hint = "clone it again (`git clone`, without --filter), because libgit2 cannot open it"
         if "sha256" in str(error):
-            hint = "libgit2 reads only repositories with SHA-1; index with history=False to search without commits"
+            hint = "libgit2 reads only repositories with SHA-1; `--history false` indexes without commits"
+        if "refstorage" in str(error).lower():
+            hint = "libgit2 does not read reftables; clone it with `git clone --ref-format=files`"
         raise UserError(f"{path}: not a readable git repository ({' '.join(str(error).split())}); {hint}") from error
     finally:
         pygit2.settings.owner_validation = before

@@ -179,7 +179,7 @@ def test_the_commits_of_a_repository_with_sha256_are_not_read_and_a_line_says_wh
     git(tree, "add", "-A")
     git(tree, "commit", "-qm", "Add a parser of dates")
     index = CodeIndex.build(tree)
-    assert "libgit2 reads only repositories with SHA-1; index with history=False" in index.notices[0]
+    assert "libgit2 reads only repositories with SHA-1; `--history false` indexes without commits" in index.notices[0]
     assert CodeIndex.build(tree, history=False).notices == [] and index.search("parse")[0].path == "a.py"
 
 
