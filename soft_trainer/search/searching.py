@@ -110,8 +110,8 @@ class Search:
             query: a name, words, a sentence, or a text of several lines, such as an issue or the output of a failing
                 command.
             limit: the maximum number of results.
-            path: search only files that match this pattern, such as `src/**`, `*.py` or `**/views/*`. With several
-                indexes, the pattern may start with the name of an indexed folder.
+            path: search only files that match this pattern, such as `src/**`, `*.{ts,tsx}` or `**/views/*`. The
+                pattern may start with the full path of an indexed folder and, with several indexes, with its name.
             language: search only files in this language.
             name: search only functions and classes with this name, such as `get`, `Session.get` or `Session.*`.
             lexical: ignore embeddings.
@@ -119,8 +119,8 @@ class Search:
             tests: "only" to search only tests, "no" to search everything else.
 
         Raises:
-            UserError: nothing is indexed, no file is in this language, `tests` has another value, or the limit is not
-                a positive whole number.
+            UserError: nothing is indexed, no file matches the path or is in this language, `tests` has another value,
+                or the limit is not a positive whole number.
         """
         typed = composed(storable(query))  # tokenizers refuse text with surrogates
         query = failure_first(typed)
@@ -129,7 +129,7 @@ class Search:
         if not (queries[-1].terms or queries[-1].words):
             return []
         with self._view() as view:
-            allowed = view.allowed(path, language, name, tests)
+            allowed = view.allowed(path and self._inside(path), language, name, tests)
             if allowed is not None and not allowed.any():
                 return []
             similarity = None
@@ -149,11 +149,15 @@ class Search:
             scores = each[0]
             if len(queries) > 1:
                 scores = fuse(each, queries, named_files(query, view.segments), view.segments, allowed)
-            if not (scores.matched or any(view.stands_out(similarity, part.chunks) for part in view.parts)):
-                self.members[0].notify("no word of the query is in the index")
-                return []
-            self.ranked_by = view.ranked_by(similarity, votes)
-            return view.best(queries[-1], scores, similarity, allowed, limit, votes, query, sources)
+            if scores.matched or any(view.stands_out(similarity, part.chunks) for part in view.parts):
+                self.ranked_by = view.ranked_by(similarity, votes)
+                return view.best(queries[-1], scores, similarity, allowed, limit, votes, query, sources)
+            nearest = view.nearest_terms(queries[0])
+        if not nearest:
+            self.members[0].notify("no word of the query is in the index")
+            return []
+        self.members[0].notify(f"no word of the query is in the index; searched for words like {', '.join(nearest)}")
+        return self.search(" ".join(nearest), limit, path, language, name, lexical, commits, tests)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
         """Finds chunks similar to the chunk at a line of a file, best first.
@@ -166,7 +170,7 @@ class Search:
         """
         check_limit(limit)
         with self._view() as view:
-            chunk = view.chunk_at(path, line)
+            chunk = view.chunk_at(self._inside(path), line)
             similarity = None
             if not lexical and self._has_one_encoder(view):
                 similarity = view.similarity_to_chunk(chunk)
@@ -186,12 +190,19 @@ class Search:
 
     def text_of(self, path: str) -> str | None:
         """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
-        texts = (index.text_of(own) for index, own in self._located(path))
+        texts = (index.text_of(own) for index, own in self._located(self._inside(path)))
         return next((text for text in texts if text is not None), None)
 
     def full_path(self, path: str) -> str:
         """Returns the absolute path of a file in a result."""
         return next((f"{index.folder}/{own}" for index, own in self._located(path)), path)
+
+    def _inside(self, path: str) -> str:
+        """Returns a path as results have it, without `./` or the path of an indexed folder at the start."""
+        for index, label in zip(self.members, self._labels, strict=True):
+            if f"{path}/".startswith(f"{index.folder}/"):
+                return label + path[len(index.folder) + 1 :]
+        return path.removeprefix("./")
 
     def _located(self, path: str) -> Iterator[tuple[Any, str]]:
         """Yields each index to which a result with this path may belong, and the path in the index."""

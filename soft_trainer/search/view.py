@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher, get_close_matches
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
 from soft_trainer.search.index.store import joined_segments
-from soft_trainer.search.index.words import WORD, source_words, terms
+from soft_trainer.search.index.words import WORD, parts, source_words, terms
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.messages import message_words, words_raised
 from soft_trainer.search.ranking.results import TESTS, SearchResult
@@ -28,6 +29,7 @@ FAILING_TESTS = 3  # the failing tests whose text is searched for
 MAX_MESSAGE = 60  # words; a longer line is no message
 # Filtering by one of these languages also allows the languages in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
+NEAREST = 0.7  # the least similarity of a misspelt word to the indexed word that is searched for instead
 SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for similar chunks
 
 
@@ -61,7 +63,7 @@ class View:
         """Returns the chunks that pass the filters, bool[chunks], or None without filters.
 
         Raises:
-            UserError: no file is in this language, or `tests` is neither "only" nor "no".
+            UserError: no file is in this language or matches the path, or `tests` is neither "only" nor "no".
         """
         if tests and tests not in TESTS:
             raise UserError(f"tests={tests!r}: expected {' or '.join(TESTS)}")
@@ -74,6 +76,12 @@ class View:
             if not languages:
                 raise UserError(f"language={language!r}: no such files; the index has {', '.join(sorted(known))}")
         kept = np.concatenate([part.snapshot.allowed(path, languages, name, part.label) for part in self.parts])
+        if (
+            path
+            and not kept.any()
+            and not any(part.snapshot.allowed(path, None, None, part.label).any() for part in self.parts)
+        ):
+            raise UserError(f"path={path!r}: no indexed file matches this pattern; `src/**` and `*.py` are examples")
         if tests:
             kept &= self.segments.traits["test"][self.segments.owners] == (tests == "only")
         return kept
@@ -282,6 +290,22 @@ class View:
                 weights[term] = count / (count + 1) * np.log(len(self.segments.lengths) / others)
         chosen = sorted(weights, key=lambda term: (-weights[term], term))[:SIMILAR_TERMS]
         return ranking.Query("sentence", (), dict.fromkeys(chosen, 1.0))
+
+    def nearest_terms(self, query: ranking.Query) -> list[str]:
+        """Returns a similar indexed term for each word of a query that the index does not contain.
+
+        Of equally similar terms, the one in most chunks is chosen.
+        """
+        found = []
+        for part in dict.fromkeys(part for word in query.words for part in parts(word)):
+            counts = Counter()
+            for own in self.parts:
+                counts.update(own.snapshot.terms_like(part))
+            near = get_close_matches(part, counts, 5, NEAREST)
+            found += sorted(
+                near, key=lambda term: (round(SequenceMatcher(None, term, part).ratio(), 1), counts[term])
+            )[-1:]
+        return list(dict.fromkeys(found))
 
     def stands_out(self, similarity: np.ndarray | None, chunks: slice) -> bool:
         """Returns True if one of these chunks is more similar to the query than any chunk is to random letters.

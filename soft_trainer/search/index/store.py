@@ -34,7 +34,7 @@ SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, histor
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
 MEMORY_LOCK = "memory.lock"
-FORMAT = 16  # increases when chunks, terms, languages or the schema change, so that indexes are built again
+FORMAT = 17  # increases when chunks, terms, languages or the schema change, so that indexes are built again
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 DAMAGED = "damaged"  # an empty file that a search leaves, so that `soft-trainer index` makes the index again
