@@ -25,20 +25,20 @@ from soft_trainer.search.ranking.ranking import DISCOUNTS, Query, Scores, orderi
 NEAR = 10  # a file of rank r scores 1 / (NEAR + r); a larger number brings the first ranks closer together
 SAME_NAME = 3  # a path that matches more files is ignored
 # A pasted failure begins with a command (`$ ...`, or words of commands, options and arguments that are no prose), or
-# with output of pytest, unittest, go test, cargo, vitest, jest, Maven, Gradle or RSpec.
+# with output of pytest, unittest, go test, cargo, vitest, jest, Maven, Gradle, RSpec or PHPUnit.
 _WORDS = (
-    "python3?|pytest|tox|uv|poetry|go|cargo|npm|npx|pnpm|yarn|node|jest|vitest|tsc|mvnw?|gradlew?|bundle|rspec|rake|make"
+    "python3?|pytest|phpunit|dotnet|tox|uv|poetry|go|cargo|npm|npx|pnpm|yarn|node|jest|vitest|tsc|mvnw?|gradlew?|bundle|rspec|rake|make"
     "|run|exec|test|build|check|vet"
 )
-_COMMAND = re.compile(rf"\$ .*|(\./)?({_WORDS})( ({_WORDS})| -\S+( \w+)?| \S*[./:=]\S*)*")
+_COMMAND = re.compile(rf"\$ .*|([\w./]*/)?({_WORDS})( ({_WORDS})| -\S+( \w+)?| \S*[./:=]\S*)*")
 _OUTPUT = re.compile(
     r"[=_]{3,} |[.FEs]+$|(RUN|FAIL|PASS|=== RUN|\[INFO\]|\[ERROR\]|> Task)\s"
-    r"|running \d+ test|Compiling \S+ v\d|# \S+ \[|Failures:"
+    r"|running \d+ test|PHPUnit \d|Compiling \S+ v\d|# \S+ \[|Failures:"
 )
 _HEADING = "Traceback (most recent call last):\n"  # in every traceback
 # The lines with which the same programs, and compilers, begin an error.
 _ERROR = re.compile(
-    r"^[ \t]*(E {2,}|File \"|(--- )?(FAIL|ERROR): |panic: |thread '.*panicked at |● |Failure/Error: "
+    r"^[ \t]*(E {2,}|File \"|(--- )?(FAIL|ERROR): |panic: |thread '.*panicked at |● |Failure/Error: |\d+\) [\w\\]+::\w"
     r"|(\S+: )?error(\[\w+\])?: |(\[ERROR\] )?\S+\.\w+[:(]\[?\d+[:,]\d+|[\w.:]*(Error|Exception)\b)",
     re.MULTILINE,
 )
@@ -54,7 +54,7 @@ _FRAME = re.compile(
 # The same in any line of a failing command's output: `a.py:3: in total`, `a.js:3:9`, `a.ts(3,9)`.
 _LOCATION = re.compile(rf"^((?:.*\n[ \t]+(?:at )?(?=\S+\.(?:go|rs):))?.*?){_AT_LINE}", re.MULTILINE)
 _ADDRESS = re.compile(r"https?://[^/\s]*/|\?[\w=&.%-]*(?=:\d)")  # what a browser adds to a path
-_PYTHON_FRAMES = re.compile(r'(?:[ \t]*File ".*\n(?:[ \t]+.*\n)*)+')
+_PYTHON_FRAMES = re.compile(r'(?:.*\n-+\n)?(?:[ \t]*File ".*\n(?:[ \t]+.*\n)*)+')  # below the heading of unittest
 _PLACE = re.compile(r"((?:[A-Za-z]:)?[^\s:]*\w)(?::(\d{1,9})(?:[-:]\d+)?)?:?")  # `src/dates.py`, `src/dates.py:12`
 _KEY = re.compile(r"\w+(?:-\w+)*")  # an identifier, or a key such as `requires-python`
 _LINE = re.compile(r"^.*\S", re.MULTILINE)

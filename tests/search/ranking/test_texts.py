@@ -120,7 +120,10 @@ FAILURES = {
     "jest": "● parsePrice › keeps cents",
     "maven": "java.lang.AssertionError: expected:<29> but was:<28>",
     "maven_compile": "[ERROR] /home/me/shop/src/main/java/shop/Prices.java:[6,74] cannot find symbol",
+    "pytest_native": 'File "/home/me/shop/.venv/lib/python3.11/site-packages/_pytest/runner.py", line 361, in from_call',
+    "pytest_short": "E   ValueError: could not convert string to float: '1,250.00'",
     "pytest": "E       ValueError: could not convert string to float: '1,250.00'",
+    "phpunit": "1) PricesTest::testThousands",
     "pytest_import": "ImportError while importing test module '/home/me/shop/tests/test_taxes.py'.",
     "rspec": 'Failure/Error: expect(parse_price("$0.29")).to eq(29)',
     "tsc": "src/prices.ts(1,24): error TS2307: Cannot find module './taxes' or its corresponding type declarations.",
@@ -143,6 +146,68 @@ def test_a_pasted_failure_is_searched_from_its_error_on(program, error):
     without_command = output.partition("\n")[2]
     if program not in UNKNOWN_WITHOUT_COMMAND:
         assert failure_first(without_command).strip().splitlines()[0] == error
+
+
+SHOP = {
+    "shop/prices.py": """
+        def parse_price(text):
+            # dollars
+            return int(float(text.lstrip("$")) * 100)
+
+
+        def total(prices):
+            return sum(parse_price(price) for price in prices)
+        """,
+    "tests/test_prices.py": """
+        from shop.prices import parse_price
+
+        def test_thousands():
+            assert total(["$1,250.00"]) == 125000
+
+
+        def test_cents():
+            assert parse_price("$0.29") == 29
+        """,
+    "src/prices.js": "export function parsePrice(text) {\n  if (!/^[$0-9.]+$/.test(text))\n    throw new Error('not a price');\n}\n",
+    "prices.go": "package shop\n\nfunc ParsePrice(text string) (int, error) {\n\treturn 0, nil\n}\n",
+    "prices_test.go": "package shop\n\nfunc TestParsePrice(t *testing.T) {\n\tgot, _ := ParsePrice(29)\n\tcheck(t, got)\n}\n\n"
+    "func check(t *testing.T, got int) {\n\tt.Errorf(got)\n}\n",
+    "src/Prices.php": "<?php\nclass Prices\n{\n    static function parse($text)\n    {\n        if (!is_numeric($text)) {\n"
+    "            throw new E($text);\n        }\n\n    }\n\n    static function total($all)\n    {\n        return sum($all);\n    }\n}\n",
+    "lib/prices.rb": "def parse_price(text)\n  # dollars\n  (Float(text) * 100).to_i\nend\n",
+    "src/prices.ts": "import { tax } from './taxes'\n\nexport function price(text: string): string {\n  return 100 * text\n}\n",
+    "src/main/java/shop/Prices.java": "package shop;\n\nclass Prices {\n  static int net(String text) {\n"
+    "    // dollars\n    return Taxes.net(text);\n  }\n}\n",
+}
+# The definition in which each program's first error arose. A test that compares two values names what it calls.
+FAILED_IN = {
+    "pytest": ("shop/prices.py", "parse_price"),
+    "pytest_short": ("shop/prices.py", "parse_price"),
+    "pytest_native": ("shop/prices.py", "parse_price"),
+    "unittest": ("shop/prices.py", "parse_price"),
+    "jest": ("src/prices.js", "parsePrice"),
+    "vitest": ("src/prices.js", "parsePrice"),
+    "go": ("prices.go", "ParsePrice"),
+    "phpunit": ("src/Prices.php", "Prices.parse"),
+    "rspec": ("lib/prices.rb", "parse_price"),
+    "tsc": ("src/prices.ts", "price"),
+    "tsc_pretty": ("src/prices.ts", "price"),
+    "maven_compile": ("src/main/java/shop/Prices.java", "Prices.net"),
+    "gradle_compile": ("src/main/java/shop/Prices.java", "Prices.net"),
+}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shop")
+    return CodeIndex.build(write_tree(folder / "tree", SHOP), folder / "index", model="none")
+
+
+@pytest.mark.parametrize("program", FAILED_IN)
+def test_a_pasted_failure_finds_where_it_arose(shop, program):
+    output = (Path(__file__).parent / "failures" / f"{program}.txt").read_text(encoding="utf-8")
+    first = shop.search(output)[0]
+    assert (first.path, first.name) == FAILED_IN[program]
 
 
 ERROR = "\nE   ValueError: no\n\n./a.go:1:2: undefined: b\n"
