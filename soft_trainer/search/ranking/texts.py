@@ -218,9 +218,10 @@ def locations(text: str) -> list[Frame]:
 
 def place(text: str) -> Frame | None:
     """Returns the place that a query consists of, such as `src/dates.py:12`, or None. The line is 0 without a line."""
-    if match := _PLACE.fullmatch(text.strip()):
-        return Frame(re.split(r"[/\\]", match[1]), int(match[2] or 0), set())
-    return None
+    match = _PLACE.fullmatch(text.strip())
+    if match is None or not re.search(r"[./\\]", match[1]):
+        return None
+    return Frame(re.split(r"[/\\]", match[1]), int(match[2] or 0), set())
 
 
 def key(text: str) -> str | None:
