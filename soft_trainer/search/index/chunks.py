@@ -38,7 +38,7 @@ _CONSTANTS = {
         rb"|attr_(?:accessor|reader|writer)[\s(]+:(\w+)(?:,\s*:(\w+))?(?:,\s*:(\w+))?(?:,\s*:(\w+))?(?:,\s*:(\w+))?)"
     ),
 }
-_MAX_IN_A_BLOCK = 20
+_MAX_IN_A_BLOCK = MAX_LINES
 # The first paragraph of a docstring, of a block comment, or a group of line comments.
 _PARAGRAPH = re.compile(
     rb'"{3}(.*?)(?:"{3}|\n\s*\n)|/\*[*!](.*?)(?:\*/|\n\s*\*\s*\n)|((?:^[ \t]*(?://|#)[^\n]*\n)+)',
