@@ -103,7 +103,7 @@ def test_constants_that_ctags_lists_are_names():
         chunks = split(Path(module.__file__).read_bytes(), "python")
         listed += len(wanted)
         missing += len(wanted - {name for chunk in chunks for name in chunk.defines})
-    assert listed > 80 and missing / listed < 0.03
+    assert listed > 40 and missing / listed < 0.03
 
 
 def test_a_header_of_blank_lines_takes_no_time():
