@@ -51,11 +51,11 @@ from step import our_trainer, their_trainer, without_cudnn_attention
 
 from soft_trainer import load_encoder
 from soft_trainer.data.layouts.codesearchnet import load_folder
-from soft_trainer.data.tokens import side_texts
+from soft_trainer.data.tokens import encoder_texts
 from soft_trainer.encoders.encoding import Encoder, comparable
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.ranking import rank_codes
-from soft_trainer.evaluation.significance import difference_text, paired_bootstrap, stratified_bootstrap
+from soft_trainer.evaluation.significance import compare_crossed, difference_text
 from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.terminal import table
 
@@ -115,8 +115,8 @@ class Study:
         codebase = splits["codebase"]
         position = {url: row for row, url in enumerate(codebase["url"])}
         profile = self.start.profile
-        queries = list(side_texts(splits[split], "query", profile))
-        codes = list(side_texts(codebase, "code", profile))
+        queries = list(encoder_texts(splits[split], "query", profile))
+        codes = list(encoder_texts(codebase, "code", profile))
         return Task(queries, codes, [position[url] for url in splits[split]["url"]])
 
     def ranks(self, encoder: Encoder, split: str) -> dict[str, list[int]]:
@@ -360,9 +360,7 @@ def change(own: dict[str, np.ndarray], base: dict[str, np.ndarray], names: list[
         seeds = min(seeds, len(base[names[0]]))
     strata = [own[name][:seeds] - base[name][:seeds] for name in names]  # the untrained encoder has no seeds
     delta = float(np.concatenate([each.mean(0) for each in strata]).mean())
-    if seeds == 1 and len(names) == 1:
-        return difference_text(delta, paired_bootstrap(strata[0][0]), 3)
-    return difference_text(delta, stratified_bootstrap(strata), 3)
+    return difference_text(delta, compare_crossed([np.concatenate(strata, axis=1)]).interval, 3)
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ class Study:
     def __init__(self, data: Path, model: Path):
         from soft_trainer import load_encoder
         from soft_trainer.data.layouts.codesearchnet import load_folder
-        from soft_trainer.data.tokens import side_texts
+        from soft_trainer.data.tokens import encoder_texts
 
         self.data = data
         self.model = model
@@ -95,10 +95,10 @@ class Study:
         )
         self.start = start
         self.read = load_folder
-        self.texts_of = side_texts
+        self.texts_of = encoder_texts
         self.rows: Dataset = concatenate_datasets([self.folder(name)["train"] for name in TRAINED])
-        self.queries = list(side_texts(self.rows, "query", self.profile))
-        self.codes = list(side_texts(self.rows, "code", self.profile))
+        self.queries = list(encoder_texts(self.rows, "query", self.profile))
+        self.codes = list(encoder_texts(self.rows, "code", self.profile))
         self.valid = {name: self.task(name, "valid") for name in TRAINED}
         self.test = {name: self.task(name, "test") for name in (*TRAINED, *HELD_OUT) if name != "cosqa"}
         self.test["cosqa"] = self.cosqa()
@@ -275,7 +275,7 @@ def reciprocal(run: dict, name: str) -> np.ndarray:
 
 def table(arguments: argparse.Namespace) -> None:
     """Prints the MRR of every method with its own best learning rate, and its difference from the best external."""
-    from soft_trainer.evaluation.significance import stratified_bootstrap
+    from soft_trainer.evaluation.significance import compare_crossed
     from soft_trainer.terminal import table as markdown
 
     runs = finished()
@@ -303,7 +303,7 @@ def table(arguments: argparse.Namespace) -> None:
                 line.append("")
                 continue
             mean = np.concatenate([each.mean(0) for each in differences]).mean()
-            interval = stratified_bootstrap(differences)
+            interval = compare_crossed([np.concatenate(differences, axis=1)]).interval
             line.append(f"{mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]")
         lines.append(line)
     headers = ["method", "rate", "seeds", "valid", "CPU s", "known", f"- {base}", "hold-out", f"- {base}"]

@@ -7,12 +7,16 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from soft_trainer import load_encoder, load_rows
+from soft_trainer import SimCSEEstimator, load_encoder, load_rows
+from soft_trainer.errors import UserError
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.fixture
@@ -84,6 +88,23 @@ def test_simcse(run, data_dir, encoder_dir, tmp_path):
     assert (tmp_path / "out" / "modules.json").is_file()
 
 
+def test_simcse_is_trained_on_the_texts_that_its_estimator_reads(data_dir, encoder_dir, monkeypatch):
+    """The rows have a docstring and its tokens, which are other texts."""
+    monkeypatch.syspath_prepend(EXAMPLES[0].parent)
+    import simcse
+
+    split = load_rows(data_dir)["train"]
+    assert {"docstring", "docstring_tokens"} <= {*split.queries.column_names}
+    texts = simcse.query_texts(str(data_dir))
+    estimator = SimCSEEstimator(encoder_dir, cache_dir=None)
+    estimator.fit(split)
+    embeddings = torch.nn.functional.normalize(load_encoder(encoder_dir).encode_queries(texts), dim=-1)
+    rows = range(len(texts))
+    torch.testing.assert_close(estimator.similarity(rows, rows), embeddings @ embeddings.T, atol=1e-5, rtol=0)
+    with pytest.raises(UserError, match="filter 'spelling'"):
+        simcse.query_texts(str(data_dir), filters="spelling")
+
+
 @pytest.mark.slow
 def test_both_vector_stores_find_the_same(run, csv, encoder_dir, tmp_path):
     pytest.importorskip("qdrant_client")
@@ -127,3 +148,25 @@ def test_weights_of_the_case_study(run, csv, encoder_dir, tmp_path):
     weights = [float(row[3]) for row in rows]
     assert len(weights) == 8 and weights.index(min(weights)) == 2
     assert {"weights.png", "alpha.png"} == {path.name for path in (tmp_path / "out").iterdir()}
+
+
+@pytest.mark.slow
+def test_ray_encodes_shards_and_the_page_mines_negatives(run, rows, encoder_dir, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    table = pd.DataFrame(rows)[["url", "docstring", "code"]]
+    for name in ("shards", "queries"):
+        (tmp_path / name).mkdir()
+    for number, part in enumerate((table[:10], table[10:])):
+        part.to_parquet(tmp_path / f"shards/{number}.parquet")
+    table.to_parquet(tmp_path / "queries/0.parquet")
+    monkeypatch.chdir(tmp_path)
+    run("encode_with_ray", encoder_dir, tmp_path / "shards", tmp_path / "vectors/codes", "--batch_size", 8)
+    words = ("--column", "docstring", "--side", "query")
+    run("encode_with_ray", encoder_dir, tmp_path / "queries", tmp_path / "vectors/queries", *words)
+    encoded = pd.read_parquet(tmp_path / "vectors/codes").set_index("url")
+    expected = load_encoder(encoder_dir).encode_codes(table["code"].tolist())
+    found = torch.tensor(np.stack(encoded.loc[table["url"], "vector"]))
+    torch.testing.assert_close(found, expected.cpu(), atol=1e-5, rtol=0)
+    (block,) = re.findall(r"^```python\n(.*?)^```", (DOCS / "beyond_one_machine.md").read_text(), re.M | re.S)
+    exec(block, {})
+    assert load_rows(tmp_path / "mined.parquet")["train"].judgments.negatives.nnz > 0

@@ -14,14 +14,14 @@ from git_repositories import grown
 
 from soft_trainer import fingerprints
 from soft_trainer.data import array_cache, tokens
-from soft_trainer.data.layouts import codesearchnet, tables
+from soft_trainer.data.layouts import tables
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import scratch
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.neighbours import Excluded
 from soft_trainer.fingerprints import rows_fingerprint
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run import filtering, rows as run_rows
+from soft_trainer.shell import filtering, rows as shell_rows
 
 CODE = [
     (
@@ -61,7 +61,7 @@ class World:
 def world(tmp_path, model, tokenizer, profile, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(scratch, "TOKENIZERS", tmp_path / "tokenizers")
-    monkeypatch.setattr(run_rows, "MINED", tmp_path / "mined")
+    monkeypatch.setattr(shell_rows, "MINED", tmp_path / "mined")
     rows = [
         {
             "url": f"u{number}",
@@ -83,7 +83,7 @@ def world(tmp_path, model, tokenizer, profile, monkeypatch):
 
 
 def jsonl(world):
-    return codesearchnet.load_jsonl(world.file("rows.jsonl"))
+    return tables.read_file(world.file("rows.jsonl"))
 
 
 def json_of_any_columns(world):
@@ -97,7 +97,7 @@ def ids(world):
 
 def data_flow(world):
     profile = world.profile.replace(data_flow_length=8 + world.options)
-    column = tokens.column_of(world.dataset(), "code", profile, world.tokenizer)
+    column = tokens.token_column(world.dataset(), "code", profile, world.tokenizer)
     rows = (column[row] for row in range(len(column)))
     return [{name: values.tolist() for name, values in row.items()} for row in rows]
 
@@ -156,8 +156,8 @@ def history(world):
 
 def mined(world, **options):
     arguments = DataArguments(language="python", **options)
-    folder = run_rows._mined(arguments, "python")
-    return {path.name: codesearchnet.load_jsonl(path)[:] for path in sorted(folder.glob("[tv]*.jsonl.gz"))}
+    folder = shell_rows._mined(arguments, "python")
+    return {path.name: tables.read_file(path)[:] for path in sorted(folder.glob("[tv]*.jsonl.gz"))}
 
 
 # reader -> the parts of `World` that it depends on, besides the rows, the format and the cached files
@@ -218,7 +218,7 @@ def test_a_cache_is_read_only_if_nothing_has_changed(reader, world, monkeypatch)
         last.append(files is not None)
         return files
 
-    for module in (array_cache, scratch, run_rows):
+    for module in (array_cache, scratch, shell_rows):
         monkeypatch.setattr(module, "kept_files", spy)
     result = content_of(reader(world))
     assert last and not all(last)

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
 from soft_trainer.data.column_names import CODE_COLUMNS, QUERY_COLUMNS
+from soft_trainer.data.columns import row_texts, text_column, text_ids
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import column_texts, text_column, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
@@ -114,11 +114,11 @@ def _identity(split: Split, profile: EncoderProfile) -> tuple[list[str], str]:
     """
     query = text_column(split.queries, (*QUERY_COLUMNS, *profile.query_columns), "query")
     code = text_column(split.corpus, (*CODE_COLUMNS, *profile.code_columns), "code")
-    pairs = zip(split.corpus["url"], column_texts(split.corpus, code), strict=True)
+    pairs = zip(split.corpus["url"], row_texts(split.corpus, code), strict=True)
     codes = text_ids(f"{url}\0{text}" for url, text in pairs)
     right = split.judgments.relevant
     keys = []
-    for row, text in enumerate(column_texts(split.queries, query)):
+    for row, text in enumerate(row_texts(split.queries, query)):
         answers = slice(right.indptr[row], right.indptr[row + 1])
         grades = zip(codes[right.indices[answers]].tolist(), right.data[answers].tolist(), strict=True)
         keys.append(fingerprint(text, sorted(grades)))

@@ -1,0 +1,186 @@
+"""Saves checkpoints on Ctrl-C, on SIGTERM and by time, and explains what to do after an interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from transformers import TrainerCallback
+
+from soft_trainer import distributed
+from soft_trainer.errors import UserError
+from soft_trainer.run.folder import newest_complete
+from soft_trainer.terminal import print_on_main
+
+ROLLING_SECONDS = 600  # between two checkpoints of a run from the command line
+SAME_INTERRUPT = 1.0  # seconds in which a launcher repeats a Ctrl-C that its processes have received already
+
+
+def how_to_continue(args, step: int) -> str:
+    """Returns the text to print after an interruption: the newest checkpoint, and how to resume from it.
+
+    Args:
+        args: the training arguments.
+        step: the current step.
+    """
+    overwrite = getattr(args, "overwrite", False)
+    if overwrite and step == 0:  # the checkpoints belong to an earlier run
+        return "the output folder is unchanged"
+    checkpoint = newest_complete(args.output_dir) if args.output_dir else None
+    if checkpoint is None:
+        return "no checkpoint has been written, so the next run starts from the first step"
+    command = "the same command without overwrite=true" if overwrite else "the same command"
+    return f"to continue from {checkpoint}, run {command}; in Python, call train(resume_from_checkpoint='last')"
+
+
+@contextlib.contextmanager
+def explaining_interruption(args, step: Callable[[], int]) -> Iterator[None]:
+    """If the `with` block is interrupted, adds the step, the newest checkpoint and resume instructions to the error.
+
+    Args:
+        args: the training arguments.
+        step: a function that returns the current step.
+
+    Raises:
+        KeyboardInterrupt: the `with` block was interrupted.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        line = str(interruption)
+        if not line:
+            line = f"interrupted at step {step()}: {how_to_continue(args, step())}"
+        raise KeyboardInterrupt(line) from None
+
+
+@contextlib.contextmanager
+def explaining_out_of_memory(args, chunk_size: int | None, queries: int, codes: int) -> Iterator[None]:
+    """If the GPU's memory is too small for the step in the `with` block, says what the step held and what to change.
+
+    Args:
+        args: the training arguments.
+        chunk_size: the value of `gradient_cache_chunk_size`.
+        queries, codes: the number of texts that this process encodes in the step.
+
+    Raises:
+        UserError: the memory is too small. With `auto_find_batch_size`, the original error is raised, which
+            `transformers` waits for.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if args.auto_find_batch_size:
+            raise
+        remedy = "a smaller per_device_train_batch_size"
+        if args.deepspeed_plugin is None:
+            smaller = 32 if chunk_size is None else max(chunk_size // 2, 1)
+            remedy = f"gradient_cache_chunk_size={smaller}, which does not change the batch, or {remedy}"
+        raise UserError(
+            f"out of memory in a step of {queries:,} queries and {codes:,} functions on {args.device}: set {remedy}"
+        ) from error
+
+
+class Stopping(TrainerCallback):
+    """A callback that decides when training needs a checkpoint in addition to `save_strategy`.
+
+    It is due after Ctrl-C and SIGTERM, which also stop training, and in a run from the command line by time, so that a
+    process that is killed loses minutes. All processes decide the same at the same step. A second Ctrl-C acts at once.
+
+    Attributes:
+        signal: the signal that stops training, or 0 as long as no process has received one.
+        saved_step: the step of the last checkpoint of this training.
+    """
+
+    PERIOD = 10  # several processes tell each other about a signal or the time only every ten steps
+
+    def __init__(self):
+        self.signal = 0
+        self.saved_step: int | None = None
+        self._received = 0  # by this process
+        self._interrupted_at = 0.0
+        self._before: dict[int, object] = {}  # the previous handlers
+        self._clock = time.monotonic()
+        self._asked: int | None = None  # the last step of an epoch for which `due` was called
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Starts the clock, and installs the signal handlers if training runs in the main thread."""
+        self._clock = time.monotonic()
+        self._asked = None
+        # `auto_find_batch_size` may start training several times. Only the first call stores the previous handlers.
+        if threading.current_thread() is not threading.main_thread() or self._before:
+            return
+        self._process = os.getpid()
+        self._handle(signal.SIGTERM)
+        # A shell starts background jobs with SIGINT ignored. A trial of a hyperparameter search cannot be resumed.
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN and not state.is_hyper_param_search:
+            self._handle(signal.SIGINT)
+
+    def on_save(self, args, state, control, **kwargs):
+        """Notes that `save_strategy` has saved a checkpoint."""
+        self.saved(state.global_step)
+
+    def saved(self, step: int) -> None:
+        """Notes that a checkpoint of a step was saved, and starts the clock again."""
+        self.saved_step = step
+        self._clock = time.monotonic()
+
+    def due(self, args, state, control) -> bool:
+        """Returns True if a checkpoint must be saved now, and sets `signal`. Every process calls this method.
+
+        `Trainer` asks twice after a step that ends its epoch. It is saved the second time, so that the epoch's
+        evaluation is not lost.
+        """
+        last = control.should_training_stop or control.should_epoch_stop or state.epoch.is_integer()
+        if last and self._asked != state.global_step:
+            self._asked = state.global_step
+            return False
+        if args.world_size > 1 and not last and state.global_step % self.PERIOD:
+            return False
+        asked = distributed.largest(self._received or int(self._late(args)))
+        if asked > 1:
+            self.signal = asked
+        return bool(asked) and self.saved_step != state.global_step
+
+    def _late(self, args) -> bool:
+        """Returns True if a run from the command line has not saved a checkpoint for ROLLING_SECONDS."""
+        if not getattr(args, "from_command_line", False) or args.save_only_model or args.save_strategy == "no":
+            return False
+        return time.monotonic() - self._clock >= ROLLING_SECONDS
+
+    def agree(self) -> bool:
+        """Returns True if any process has received a signal. From now on, signals act at once."""
+        self.restore()
+        self.signal = self.signal or distributed.largest(self._received)
+        return bool(self.signal)
+
+    def restore(self) -> None:
+        """Restores the previous signal handlers. Call this method even if training failed."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        self._before = {}
+
+    def _handle(self, number: int) -> None:
+        self._before[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number, frame):
+        if os.getpid() != self._process:  # a data worker inherits the handler but has nothing to save
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        first = self._received == 0
+        self._received = max(self._received, number)
+        if number != signal.SIGINT:
+            return
+        if first:
+            self._interrupted_at = time.monotonic()
+            with contextlib.suppress(RuntimeError):  # the signal came while a line was written
+                print_on_main("Ctrl-C: saving a checkpoint after this step; press it again to stop at once")
+        elif time.monotonic() - self._interrupted_at > SAME_INTERRUPT:
+            self.restore()
+            signal.raise_signal(signal.SIGINT)

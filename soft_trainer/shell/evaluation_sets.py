@@ -1,0 +1,150 @@
+"""Loads the additional evaluation sets of a run (`--eval_data_dir`): published benchmarks, or another project's rows.
+
+`--eval_data_dir` accepts all that `load_rows` reads. Of rows, test is measured, otherwise valid, otherwise all rows.
+Of judged queries, all splits but train are measured. A folder has one or more of these files:
+
+    cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
+                                                            `retrieval_idx` is the function's row in code_idx_map.txt
+    test_agent_query.json, test_agent_codebase.json,        CoSQA+, with several relevant functions per query: lists of
+    test_agent_pairs_true.json                              {"query-idx", "query"}, {"code-idx", "code"} and
+                                                            {"query-idx", "code-idx", "label"}
+    annotationStore.csv                                     CodeSearchNet's challenge: Language, Query, GitHubUrl,
+                                                            Relevance from 0 to 3; only rows in `--language` are read
+    relevance.jsonl                                         any other judged queries: {"query": text, "url": id,
+                                                            "relevance": number from 0 to 1000} on each line
+    corpus.jsonl, queries.jsonl, qrels/dev.tsv, test.tsv    BEIR's layout
+    test.jsonl                                              rows in CodeSearchNet's columns, as in `--data_dir`
+
+Each file may be gzipped. CoSQA+ has also been published as `query.json`, `gpt4o_augment_codebase.json` and
+`gpt4o_augment_query_code_pairs_for_search.json`. Files of pairs without `_true` or `_for_search` in the name also
+contain irrelevant pairs (label 0).
+
+The corpus of CoSQA is `code_idx_map` (.txt or .json), and the corpus of CoSQA+ is the file above. Other sets use the
+folder's codebase, such as codebase.jsonl. Without it, the corpus for test.jsonl consists of the functions of valid and
+test, and the corpus for judged queries is the run's corpus.
+
+An unjudged code has relevance 0. Several judgments of the same query and code are averaged. The gain in nDCG is the
+relevance, as in trec_eval and mteb, or for CodeSearchNet's annotations 2^relevance - 1, as in its challenge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from datasets import Dataset
+
+from soft_trainer.data.folders import SPLITS, list_files
+from soft_trainer.data.holdout import Division
+from soft_trainer.data.layouts import JUDGED, LAYOUTS, TABLES
+from soft_trainer.data.layouts.tables import row_files
+from soft_trainer.data.load import read_source
+from soft_trainer.data.make_splits import Context
+from soft_trainer.data.row_checks import check_split, drop_unusable_rows
+from soft_trainer.data.split import Split
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
+from soft_trainer.files import DEPENDS_ON
+from soft_trainer.fingerprints import source_fingerprint
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.folder import record_of
+from soft_trainer.shell.rows import column_names
+from soft_trainer.terminal import print_on_main
+
+
+def load_evaluation_sets(
+    arguments: DataArguments,
+    profile: EncoderProfile,
+    codebase: Dataset | None = None,
+    trained: Collection[str] = (),
+) -> dict[str, Split]:
+    """Loads the evaluation sets in the folders that `--eval_data_dir` lists, keyed by name.
+
+    A set is named after its folder. If a folder has several sets, they are called FOLDER-dev, FOLDER-test and so on.
+
+    Args:
+        codebase: the run's corpus, for judged queries in a folder without a corpus.
+        trained: the result of `trained_rows`.
+
+    Raises:
+        UserError: a folder has no evaluation set, a file cannot be read, rows are unusable (see `check_split`), or two
+            sets have the same name. The message includes the file and the row.
+    """
+    sets: dict[str, Split] = {}
+    taken = {*SPLITS}
+    for name in (*arguments.languages, *arguments.sources):
+        taken.update(f"{split}-{name}" for split in SPLITS)
+    folders = [Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()]
+    context = Context(
+        column_names(arguments)._replace(
+            negatives=None, group=None, shared=len(folders) > 1 or arguments.data_dir is not None
+        ),
+        needed=(*SPLITS[1:], *JUDGED),
+        division=Division(random=False),
+        check=not arguments.drop_unusable,
+        run_corpus=codebase,
+        languages=arguments.languages,
+    )
+    for folder in folders:
+        for part, split in (parts := _parts(folder, context, trained)).items():
+            name = folder.resolve().name + (f"-{part}" if len(parts) > 1 else "")
+            if name in taken or name in sets:
+                raise UserError(f"eval_data_dir={folder}: another set is already called {name}; rename the folder")
+            try:
+                if arguments.drop_unusable:
+                    split = drop_unusable_rows(split, name, profile)[0]
+                check_split(split, "test", profile)
+            except UserError as error:
+                raise UserError(f"{folder}, {part}: {error}") from None
+            sets[name] = split
+            print_on_main(f"{name}: {len(split.queries):,} queries ({part}) and {len(split.corpus):,} functions")
+    return sets
+
+
+def _parts(folder: Path, context: Context, trained: Collection[str]) -> dict[str, Split]:
+    """Loads the sets of one source: all judged queries and, of rows, test, otherwise valid, otherwise all rows.
+
+    Raises:
+        UserError: the source cannot be read. For a folder without a known file, the message lists what is known.
+    """
+    files = list_files(folder)
+    looked_for = ""
+    if any(layout.finds(files) for layout in LAYOUTS if layout is not TABLES):  # columns with fixed names
+        context = context._replace(names=context.names._replace(shared=True))
+    elif folder.is_dir():
+        names = sorted(path.name for path in folder.iterdir())
+        looked_for = (
+            ". No evaluation set found: expected CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
+            "code_idx_map.txt, CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or "
+            "test.jsonl, plain or as .gz. The folder contains "
+            f"{', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
+        )
+    try:
+        splits = read_source(folder, context)
+    except UserError as error:
+        raise UserError(f"eval_data_dir={error}{looked_for}") from None
+    splits.pop("train", None)
+    if not splits:
+        raise UserError(f"{folder}: has judgments only for train, not for dev or test")
+    parts = {"dev" if name == "valid" else name: split for name, split in splits.items() if split.judgments.gain}
+    if not parts or "test" in splits:
+        name = "test" if "test" in splits else "valid"
+        parts[name] = splits[name]
+        of_training = folder.exists() and row_files(files).keys().isdisjoint(("valid", "test"))
+        if of_training and trained and not parts[name].judgments.gain and source_fingerprint(folder) in trained:
+            print_on_main(
+                f"warning: eval_data_dir={folder}: the encoder was trained on rows from this folder; to measure "
+                f"only its test split, set data_dir={folder} instead"
+            )
+    return parts
+
+
+def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
+    """Returns the hashes of the sources that an encoder was trained on, from the `run.json` in the encoder's folder.
+
+    The result is empty if there is no record, or if `eval_data_dir` is not set.
+    """
+    if not arguments.eval_data_dir or not encoder:
+        return set()
+    rows = record_of(Path(encoder)).get(DEPENDS_ON, {}).get("data_dir", [])
+    return {rows} if isinstance(rows, str) else {*rows}

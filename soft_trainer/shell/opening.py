@@ -1,0 +1,103 @@
+"""Opens what the options of a command-line run name: the encoder to start from, and the rows.
+
+Local rows are read before the Hub is contacted, so that mistakes show up early.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from soft_trainer.data.languages import languages_in
+from soft_trainer.data.layouts.published import is_public
+from soft_trainer.data.split import Split
+from soft_trainer.data.tokens import encoder_texts
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.run.setup import RunDetails
+from soft_trainer.run.starting import StartingEncoder
+from soft_trainer.shell.building import build_encoder
+from soft_trainer.shell.evaluation_sets import load_evaluation_sets, trained_rows
+from soft_trainer.shell.rows import check_sources, evaluated, load_data, needed_splits, read_sources
+from soft_trainer.terminal import shortened
+
+CARD_SAMPLES = 3  # training pairs on the model card
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(RunDetails):
+    """The rows of a command-line run. The run measures valid, test and the sets in `eval_data_dir`, which it follows.
+
+    Args:
+        splits: see `load_data`.
+        train: the training rows, or None.
+        valid: the rows to evaluate during training, or None.
+    """
+
+    splits: Mapping[str, Split]
+    train: Split | None
+    valid: Split | dict[str, Split] | None
+
+
+def open_run(
+    model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions
+) -> tuple[StartingEncoder, Rows]:
+    """Returns the encoder to start from, and the rows. The main process reads first, the others use its caches.
+
+    Raises:
+        UserError: rows or an encoder cannot be found or read, or the rows are unusable.
+    """
+    check_sources(data_args)
+    needed = needed_splits(data_args, args, bool(model_args.from_scratch))
+    with args.main_process_first(desc="loading data"):
+        sources = read_sources(data_args, needed) if data_args.data_dir else None
+        encoder = build_encoder(model_args)
+        splits = load_data(data_args, encoder.profile, needed, sources)
+        trained = trained_rows(data_args, model_args.model_name_or_path)
+        own = splits.get("test") or splits.get("valid")
+        others = load_evaluation_sets(data_args, encoder.profile, own and own.corpus, trained)
+    if model_args.from_scratch:
+        encoder.rows = splits["train"]  # its tokenizer is trained on them
+    train = splits["train"] if args.do_train else None
+    asked = {"valid": args.do_eval, "test": args.do_predict}
+    measured = {name: split for name, split in splits.items() if asked.get(name.split("-")[0])}
+    measured |= others
+    corpora = {name: split.corpus for name, split in splits.items()}
+    about = {
+        "dataset": data_args.rows_name,
+        "languages": data_args.languages or languages_in(corpora),
+        "samples": _samples(train, encoder.profile, data_args),
+    }
+    return encoder, Rows(
+        splits=splits,
+        train=train,
+        valid=evaluated(splits, "valid"),
+        measured=measured,
+        followed=[*others],
+        about=about,
+        options=(model_args, data_args),
+    )
+
+
+def search_command(data_args: DataArguments, encoder: str) -> str | None:
+    """Returns a line with the command that searches the tree that the rows were mined from, or None."""
+    tree = data_args.source_dir or data_args.history
+    if not tree:
+        return None
+    command = shlex.join(["soft-trainer", "search", "--folder", tree, "--model", encoder])
+    return f'To search the same tree: {command} "what the code does"'
+
+
+def _samples(train: Split | None, profile: EncoderProfile, data_args: DataArguments) -> list[tuple[str, str]]:
+    """Returns the first training pairs, shortened for the model card, or [] if the data set is not public."""
+    if train is None or not data_args.from_hub:
+        return []
+    data_set = data_args.data_dir or data_args.dataset_name
+    if data_set != CODESEARCHNET and not is_public(data_set):
+        return []
+    pairs = train.judgments.pairs()[:CARD_SAMPLES]
+    queries = encoder_texts(train.queries.select(pairs[:, 0]), "query", profile)
+    codes = encoder_texts(train.corpus.select(pairs[:, 1]), "code", profile)
+    return [(shortened(query), shortened(code)) for query, code in zip(queries, codes, strict=True)]

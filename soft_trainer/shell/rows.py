@@ -1,0 +1,379 @@
+"""Loads and checks the rows of a command-line run, from the Hub, a folder, a source tree or a Git history."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from transformers import TrainingArguments
+
+from soft_trainer.data.array_cache import DEFAULT_FOLDER
+from soft_trainer.data.columns import ColumnNames
+from soft_trainer.data.folders import SPLITS
+from soft_trainer.data.holdout import Division, without_held_out
+from soft_trainer.data.languages import check_languages, languages_in
+from soft_trainer.data.layouts.codesearchnet import select_by_urls
+from soft_trainer.data.layouts.tables import HUB_NAME
+from soft_trainer.data.load import Sources, join_sources, read_source
+from soft_trainer.data.make_splits import Context
+from soft_trainer.data.row_checks import check_split, drop_unusable_rows
+from soft_trainer.data.split import Split
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
+from soft_trainer.fingerprints import fingerprint, keep_files, kept_files
+from soft_trainer.options.fields import CODESEARCHNET, COLUMN_OPTIONS, DataArguments
+from soft_trainer.source.source_files import source_folder
+from soft_trainer.terminal import nearest_file, print_on_main, table
+
+MINED = DEFAULT_FOLDER.with_name("mined")
+UNCHECKED = Context(check=False)  # these rows have CodeSearchNet's columns
+
+
+def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
+    """Returns the splits that a run with these options needs.
+
+    Valid is needed only if it is evaluated during training, or if nothing else is measured. With `eval_data_dir`, test
+    is not needed.
+    """
+    own = not arguments.eval_data_dir
+    train = args.do_train or from_scratch
+    test = own and args.do_predict
+    valid = (args.do_train and args.eval_strategy != "no") or (own and args.do_eval and not test)
+    return tuple(split for split, needed in zip(SPLITS, (train, valid, test, valid or test), strict=True) if needed)
+
+
+def check_sources(arguments: DataArguments) -> None:
+    """Checks the languages and folders in the options before contacting the Hub, and may set the language.
+
+    If `language` is not set, it becomes the most common language of the source tree or history.
+
+    Raises:
+        UserError: a language is not supported, or a folder does not exist. The message starts with the option.
+    """
+    check_languages(arguments.languages, _reader(arguments))
+    for name in ("source_dir", "extra_source_dir", "history", "split_urls"):
+        folder = getattr(arguments, name)
+        if folder and not Path(source_folder(folder)).is_dir():
+            raise UserError(f"{name}={folder}: no such folder{nearest_file(folder)}")
+    for name, language in itertools.product(("data_dir", "eval_data_dir"), arguments.languages or [None]):
+        sources = _with_language(getattr(arguments, name) or "", language)
+        whole = name == "data_dir" and not arguments.sources
+        for source in [sources] if whole else sources.split(","):
+            if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
+                missing = source.strip()
+                raise UserError(f"{name}={missing}: no such folder or file{nearest_file(missing)}")
+    _choose_language(arguments)
+
+
+def _choose_language(arguments: DataArguments) -> None:
+    """Sets the option `language` to the most common language of the source tree or history, unless it is set."""
+    if arguments.language:
+        return
+    # pygit2 is slow to import, and only the extra `search` has it.
+    if arguments.history:
+        from soft_trainer.mining.history import history_language
+
+        arguments.language = history_language(arguments.history)
+    elif arguments.source_dir:
+        from soft_trainer.mining.tree import tree_language
+
+        arguments.language = tree_language(source_folder(arguments.source_dir))
+    else:
+        return
+    print_on_main(f"language: {arguments.language}, the most common one")
+
+
+def _with_language(source: str, language: str | None) -> str:
+    """Replaces `{language}` in the path of a source: `rows/{language}` becomes `rows/ruby`.
+
+    Raises:
+        UserError: the path contains `{language}`, and `language` is None.
+    """
+    if language is None and "{language}" in source:
+        raise UserError(f"{source}: set language, which replaces {{language}}")
+    return source.replace("{language}", language or "")
+
+
+def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> Sources:
+    """Reads the rows of each source or language in the options.
+
+    Args:
+        needed: the splits that the run needs; see `needed_splits`.
+
+    Returns:
+        The splits of each source or language, keyed by name. If there is only one source, its name is "".
+
+    Raises:
+        UserError: the rows cannot be read, or the corpus lacks a query's code.
+    """
+    for mined in ("source_dir", "history"):
+        if arguments.data_dir and getattr(arguments, mined):
+            raise UserError(f"data_dir and {mined}: set only one of them")
+    languages = arguments.languages
+    if arguments.data_dir and len(languages) > 1:
+        if arguments.sources:
+            raise UserError(f"data_dir={arguments.data_dir}: several sources work only with one language")
+        if "{language}" not in arguments.data_dir:
+            raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the path")
+    # With options that drop rows, unusable rows are not an error yet.
+    context = Context(
+        column_names(arguments)._replace(shared=bool(arguments.sources)),
+        needed=needed,
+        division=Division(arguments.test_fraction, arguments.split_seed),
+        check=not (arguments.split_urls or arguments.filters or arguments.drop_unusable),
+    )
+    if arguments.sources:
+        return {name: read_source(source, context) for name, source in arguments.sources.items()}
+    sources = {}
+    for language in languages or [None]:
+        name = language if len(languages) > 1 else ""
+        if arguments.data_dir:
+            source = _with_language(arguments.data_dir, language)
+            sources[name] = read_source(source, context)
+        elif arguments.source_dir or arguments.history:
+            sources[name] = _mined_splits(arguments, language)
+        elif arguments.dataset_name != "none":
+            sources[name] = read_source(arguments.dataset_name, UNCHECKED._replace(language=language))
+        else:
+            sources[name] = {}
+    return sources
+
+
+def column_names(arguments: DataArguments) -> ColumnNames:
+    """Returns the options `query_column`, `code_column` and so on."""
+    return ColumnNames(*(getattr(arguments, name) for name in COLUMN_OPTIONS))
+
+
+def load_data(
+    arguments: DataArguments,
+    profile: EncoderProfile,
+    needed: Sequence[str] = SPLITS,
+    sources: Sources | None = None,
+) -> dict[str, Split]:
+    """Loads the splits of a run, applies filters and limits from the options, and checks the rows.
+
+    Args:
+        needed: see `read_sources`.
+        sources: the result of `read_sources`, if the rows have been read already.
+
+    Returns:
+        The existing splits among `train`, `valid` and `test`. With several languages or sources, valid and test are
+        called `valid-NAME` and `test-NAME`.
+
+    Raises:
+        UserError: the rows cannot be read or used for training or evaluation (see `check_split`).
+    """
+    _choose_language(arguments)
+    check_languages(arguments.languages, _reader(arguments, profile))
+    if arguments.sources and arguments.push_data_to_hub:
+        raise UserError("push_data_to_hub works with one source, but data_dir has several")
+    sources = sources or read_sources(arguments, needed)
+    several = len(arguments.languages) > 1
+    chosen = {}
+    for name, splits in sources.items():
+        chosen[name] = _chosen(splits, arguments, profile, name if several else arguments.language)
+        _check_needed(chosen[name], needed, name if several else "", sources)
+    if arguments.max_train_rows is not None:
+        _shorten(chosen, arguments.max_train_rows, shared=several)
+    for splits in chosen.values():
+        if arguments.drop_unusable:
+            counts = []
+            for name, split in splits.items():
+                splits[name], (rows, dropped) = drop_unusable_rows(split, name, profile)
+                counts.append((name, rows, dropped))
+            print_on_main(table(("split", "rows", "dropped as unusable"), counts))
+        for name, split in splits.items():
+            check_split(split, name, profile)
+    if [*chosen] == [""]:
+        return chosen[""]
+    if several:
+        return _joined_languages(chosen)
+    rows = []
+    for name, splits in chosen.items():
+        sizes = [len(splits[split].judgments) if split in splits else "none" for split in SPLITS[:3]]
+        rows.append((name, *sizes))
+    print_on_main(table(("source", *SPLITS[:3]), rows))
+    return join_sources(chosen, profile)
+
+
+def _chosen(
+    splits: Mapping[str, Split], arguments: DataArguments, profile: EncoderProfile, language: str | None
+) -> dict[str, Split]:
+    """Applies the options `split_urls` and `filters`, and adds a column `language` if it is needed but missing."""
+    if arguments.split_urls:
+        splits = select_by_urls(splits, arguments.split_urls)
+    splits = dict(splits)
+    spoken = {name: split.corpus for name, split in splits.items() if "language" in split.corpus.column_names}
+    known = languages_in(spoken)
+    every = len(spoken) == len(splits)
+    if arguments.data_dir and len(arguments.languages) == 1 and every and known and language not in known:
+        raise UserError(
+            f"language={language}: the rows of {arguments.data_dir} are in {', '.join(known)}; omit language"
+        )
+    parsed = bool(profile.data_flow_length or arguments.filters)
+    for name, split in splits.items():
+        unknown = "language" not in split.corpus.column_names
+        if len(arguments.languages) > 1 or (language and parsed and unknown):
+            splits[name] = split.in_language(language)
+    if arguments.filters:
+        splits = _filtered(splits, arguments.filters)
+    return splits
+
+
+def _check_needed(splits: Mapping[str, Split], needed: Sequence[str], language: str, sources: Sources) -> None:
+    """Raises UserError if a split in `needed` is missing, or if only some languages have valid or test.
+
+    Args:
+        splits: the splits of one source or language.
+        language: the language, if there are several, or "".
+        sources: the splits of all sources or languages.
+    """
+    if language and {*needed} - {"train"}:
+        for split in SPLITS[1:3]:
+            if split not in splits and any(split in other for other in sources.values()):
+                raise UserError(f"{split}: no rows in {language}, but each language is measured separately")
+    found = {*splits}
+    if found - {"train"}:
+        found.add("codebase")
+    if missing := [split for split in needed if split not in found]:
+        raise UserError(
+            f"no rows of {', '.join(missing)}: set data_dir to a folder, or source_dir or history to a source tree"
+        )
+
+
+def _shorten(sources: Mapping[str, dict[str, Split]], limit: int, shared: bool) -> None:
+    """Keeps the first `limit` training pairs per source or, if `shared`, in total, divided evenly among languages."""
+    sizes = {name: len(splits["train"].judgments) for name, splits in sources.items() if "train" in splits}
+    limits = dict.fromkeys(sizes, limit)
+    if shared:
+        limits = dict.fromkeys(sizes, 0)
+        while sum(limits.values()) < min(limit, sum(sizes.values())):
+            free = [name for name in sizes if limits[name] < sizes[name]]
+            left = limit - sum(limits.values())
+            for name in free[:left]:
+                limits[name] += min(max(1, left // len(free)), sizes[name] - limits[name])
+    for name, pairs in limits.items():
+        if pairs:
+            sources[name]["train"] = sources[name]["train"].first(pairs)
+        else:
+            sources[name].pop("train")  # the limit is smaller than the number of languages
+
+
+def _joined_languages(sources: Sources) -> dict[str, Split]:
+    """Joins the training rows of several languages, and gives their valid and test names such as `test-ruby`."""
+    joined = {}
+    trains = {name: splits["train"] for name, splits in sources.items() if "train" in splits}
+    if trains:
+        joined["train"] = dataclasses.replace(Split.joined(trains), sources={})
+    for split in SPLITS[1:3]:
+        for name, splits in sources.items():
+            if split in splits:
+                joined[f"{split}-{name}"] = splits[split]
+    return joined
+
+
+def evaluated(splits: Mapping[str, Split], name: str) -> Split | dict[str, Split] | None:
+    """Returns the split `name`, a dict of splits such as `test-ruby` keyed by language or source, or None."""
+    parts = {key.removeprefix(f"{name}-"): split for key, split in splits.items() if key.startswith(f"{name}-")}
+    return splits.get(name) or parts or None
+
+
+def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
+    """Returns what limits the languages of a run, such as "mining", or None if all languages work."""
+    if arguments.filters:
+        return "filters"
+    if profile and profile.data_flow_length:
+        return "data flow"
+    if arguments.source_dir or arguments.history:
+        return "mining"
+    if not arguments.data_dir and arguments.dataset_name == CODESEARCHNET:
+        return "CodeSearchNet"
+    return None
+
+
+def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
+    """Drops the rows of all splits that break a rule in `filters`, and prints how many rows each rule dropped.
+
+    The corpus keeps all of its rows, because users may search for any of them. Only comments are removed.
+    """
+    # datasketch is slow to import.
+    from soft_trainer.mining.rules import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES
+    from soft_trainer.shell.filtering import filter_split
+
+    groups = {"graphcodebert": GRAPHCODEBERT_RULES, "codesearchnet": CODESEARCHNET_RULES}
+    rules: dict[str, None] = {}  # each rule once, in order
+    for name in map(str.strip, filters.split(",")):
+        rules |= dict.fromkeys(groups.get(name, (name,)))
+    left = {}
+    counts = {}
+    for name, split in splits.items():
+        left[name], counts[name], of_corpus = filter_split(split, [*rules], name)
+        if name != "train":
+            corpus = of_corpus
+    if left.keys() - {"train"}:
+        counts["codebase"] = corpus
+    rows = []
+    for rule in sorted(rules, key=lambda rule: rule == "comments"):
+        label = "rows without their comments" if rule == "comments" else rule
+        rows.append([label, *(of_split.get(rule) for of_split in counts.values())])
+    print_on_main(table(["rule", *map("rows dropped: {}".format, counts)], rows))
+    return left
+
+
+def _mined(arguments: DataArguments, language: str, codebase: bool = True) -> Path:
+    """Mines pairs from a source tree or a Git history into a folder of the cache, unless they are there already.
+
+    Args:
+        codebase: False if only the pairs of a source tree will be used.
+    """
+    # datasketch and pygit2 are slow to import.
+    from soft_trainer.mining.history import history_state, mine_history_to
+    from soft_trainer.mining.tree import mine_to, mining_table, tree_state
+
+    source = source_folder(arguments.source_dir) if arguments.source_dir else None
+    if arguments.history:
+        mine = mine_history_to
+        origin = arguments.history
+        state = history_state(arguments.history)
+        options = {"source_dir": source and str(Path(source).resolve())}
+    else:
+        mine = mine_to
+        origin = source
+        state = tree_state(source, language)
+        options = {"keep": list(filter(None, (arguments.mining_keep or "").split(","))), "codebase": codebase}
+    made_from = fingerprint(state, language, options)
+    folder = MINED / made_from
+    record = folder.with_suffix(".json")
+    if kept_files(record, made_from) is None:
+        print_on_main(mining_table(mine(origin, language, folder, **options)))
+        print_on_main(f"The mined rows are in {folder}")
+        keep_files(record, made_from, sorted(folder.glob("*.jsonl.gz")))
+    return folder
+
+
+def _mined_splits(arguments: DataArguments, language: str) -> dict[str, Split]:
+    """Mines splits from a source tree or Git history, and adds functions from `extra_source_dir` to train.
+
+    Copies of functions in valid, test or the corpus are not added.
+    """
+    splits = read_source(_mined(arguments, language), UNCHECKED)
+    if not arguments.extra_source_dir:
+        return splits
+    extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
+    mined = read_source(_mined(extra, language, codebase=False), UNCHECKED)
+    own = len(splits["train"].judgments)
+    parts = {"train": splits["train"]}
+    dropped = 0
+    for name, split in mined.items():
+        pairs = Split.from_pairs(split.to_pairs())
+        evaluated_splits = [splits[key] for key in splits if key != "train"]
+        parts[name + " of extra"] = without_held_out(pairs, evaluated_splits, corpora=True)
+        dropped += len(pairs.judgments) - len(parts[name + " of extra"].judgments)
+    joined = Split.joined(parts)
+    print_on_main(
+        f"train: {own:,} rows and {len(joined.judgments) - own:,} from extra_source_dir; dropped {dropped:,} copies "
+        "of functions in valid, test or the corpus"
+    )
+    return splits | {"train": dataclasses.replace(joined, sources={})}

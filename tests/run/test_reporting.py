@@ -1,0 +1,140 @@
+"""Progress is reported as lines, and as a bar only on a terminal."""
+
+import io
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from transformers import TrainerState
+from transformers.utils.notebook import NotebookProgressCallback
+
+from soft_trainer import terminal
+from soft_trainer.run import reporting
+
+LINE = r"step {} of {}: loss \d+\.\d+, \S+ (steps/s|s/step), {}"
+
+
+class Clock:
+    """A clock for tests. Each call advances the time by four seconds."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 4.0
+        return self.now
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_lines_come_at_most_every_ten_seconds_and_show_the_loss(trainer_of, monkeypatch, capsys, accumulated):
+    monkeypatch.setattr(reporting, "time", Clock())
+    options = {"max_steps": 8, "eval_strategy": "steps", "eval_steps": 4, "disable_tqdm": None}
+    trainer = trainer_of(**options, gradient_accumulation_steps=accumulated)
+    trainer.train()
+    output = capsys.readouterr()
+    lines = [line for line in output.err.splitlines() if re.match(r"step \d+ of 8", line)]
+    steps = [line for line in lines if "loss" in line]
+    assert 2 <= len(steps) < 8 and "it/s" not in output.err and not output.out
+    assert all(re.fullmatch(LINE.format(r"\d", 8, r"\d+ (s|min) left"), line) for line in steps[:-1])
+    assert re.fullmatch(LINE.format(8, 8, r"trained in \d+ s"), steps[-1])
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    shown = [float(re.search(r"loss ([\d.]+)", line)[1]) for line in steps]
+    assert min(losses) * 0.99 <= min(shown) and max(shown) <= max(losses) * 1.01
+    assert [line.split(":")[0] for line in lines if "eval_mrr" in line] == ["step 4 of 8", "step 8 of 8"]
+
+
+METRICS = {"mrr": 0.5, "recall@1": 0.4, "recall@5": 0.6, "recall@10": 0.7, "pool_size": 10}
+
+
+@pytest.mark.parametrize(
+    ("queries", "change", "margin", "line"),
+    [
+        (120, 0.017, 0.0312, "120 queries are too few to show a change below 0.031"),
+        (120, -0.04, 0.0312, None),
+        (120, 0.0002, 0.0009, None),  # hardly a rank has changed
+        (1200, 0.0002, 0.001, "1,200 queries are too few to show a change below 0.001"),
+        (1, None, None, "one query is too few to show any change"),
+    ],
+)
+def test_a_line_below_the_table_names_a_set_that_is_too_small(queries, change, margin, line):
+    trained = METRICS | {"queries": queries}
+    if change is not None:
+        trained |= {"mrr_change": change, "mrr_change_margin": margin}
+    text = reporting.results_text({"own": {"untrained": METRICS, "trained": trained}})
+    below = [each for each in text.splitlines() if not each.startswith("|")]
+    assert below == ([f"own: {line}"] if line else [])
+
+
+def test_several_processes_show_the_loss_that_all_of_them_logged(monkeypatch, capsys):
+    monkeypatch.setattr(reporting, "time", Clock())
+    lines, state = reporting.ProgressLines(), TrainerState(max_steps=9)
+    lines.on_train_begin(None, state, None)
+    for step in range(1, 10):
+        state.global_step = step
+        lines.on_step_end(None, state, None)
+        if step % 4 == 0:
+            lines.on_log(None, state, None, logs={"loss": step / 10})
+            lines.on_log(None, state, None, logs={"eval_mrr": 0.5})
+    lines.on_train_end(None, state, None)
+    shown = re.findall(r"step (\d) of 9:(?: loss (\S+),)?", capsys.readouterr().err)
+    assert shown == [("3", ""), ("6", "0.4"), ("9", "0.8")]
+
+
+def test_a_terminal_has_lines_above_its_bar_and_no_dictionaries(trainer_of, monkeypatch, capsys):
+    monkeypatch.setattr("soft_trainer.run.reporting.shows_bars", lambda: True)
+    trainer = trainer_of(max_steps=1, disable_tqdm=False, logging_steps=1)
+    trainer.train()
+    output = capsys.readouterr()
+    assert "1/1" in output.err and "step 1 of 1: loss" in output.err
+    assert any("loss" in entry for entry in trainer.state.log_history)
+    assert "{" not in output.err + output.out
+
+
+def test_a_notebook_keeps_its_table(trainer_of, monkeypatch):
+    monkeypatch.setattr("transformers.trainer.DEFAULT_PROGRESS_CALLBACK", NotebookProgressCallback)
+    monkeypatch.setattr("soft_trainer.run.reporting.shows_bars", lambda: True)
+    callbacks = [type(one).__name__ for one in trainer_of(max_steps=1, disable_tqdm=False).callback_handler.callbacks]
+    assert "NotebookProgressCallback" in callbacks and "ProgressLines" not in callbacks
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_many_items_are_counted_by_a_bar_or_by_lines(monkeypatch, readable):
+    clock, shown = Clock(), io.StringIO()
+    shown.isatty = lambda: readable
+    monkeypatch.setattr(terminal.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(sys, "stderr", shown)
+    with terminal.Progress("Encoding code", 2000, "text") as bar:
+        for _ in range(10):
+            bar.update(200)
+    lines = [line for line in shown.getvalue().splitlines() if line.startswith("Encoding code: ") and "left" in line]
+    assert ("\r" in shown.getvalue()) == readable
+    assert readable or lines[0] == "Encoding code: 600 of 2,000 texts, 28 s left"
+    assert readable or len(lines) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "first", ["", "import run_codesearch"]
+)  # importing the script's options imports the Hub's client
+def test_libraries_show_no_bars_without_a_terminal(first):
+    code = (
+        f"{first}\nfrom soft_trainer.terminal import quiet_libraries; quiet_libraries()\n"
+        "from datasets import Dataset; from transformers.utils import logging\n"
+        "Dataset.from_list([{'a': 1}]).map(lambda row: row, desc='Tokenising'); list(logging.tqdm([1]))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
+
+
+def test_a_notebook_shows_tables_as_html_and_text_in_the_cell(monkeypatch, capsys):
+    shown = []
+    display = SimpleNamespace(HTML=lambda text: text, display=shown.append)
+    kernel = SimpleNamespace(kernel=None)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display, get_ipython=lambda: kernel))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    terminal.print_on_main(f"\nResults\n{terminal.table(('set', 'MRR'), [('a < b', 0.5)])}\nend\n")
+    output = capsys.readouterr()
+    assert output.out == "Results\nend\n" and not output.err
+    (html,) = shown
+    assert html.startswith("<table>") and "a &lt; b" in html and "0.500" in html
