@@ -14,8 +14,9 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
+from soft_trainer.search.index.parsing import DEFINED
 from soft_trainer.search.index.store import joined_segments
-from soft_trainer.search.index.words import WORD, parts, source_words, terms
+from soft_trainer.search.index.words import WORD, parts, source_words, terms, whole
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.messages import message_words, words_raised
 from soft_trainer.search.ranking.results import TESTS, SearchResult
@@ -224,11 +225,12 @@ class View:
             return found
         word = re.compile(rf"(?<!\w)(?<!\w-){re.escape(own)}(?!-?\w)")
         given = re.compile(rf"^\s*[\"']?{re.escape(own)}[\"']?\s*[:=]|([\"'`]){re.escape(own)}\1", re.MULTILINE)
+        defining = set(self.segments.postings(DEFINED + whole(own))[0].tolist())
         for rank, chunk in enumerate(chunks):
             content = self._text(chunk)
             if word.search(content):
                 traits = self.segments.traits[self.segments.owners[chunk]]
-                tier = bool(given.search(content)) - int(traits["test"]) - int(traits["text"])
+                tier = (chunk in defining) + bool(given.search(content)) - int(traits["test"]) - int(traits["text"])
                 found[chunk] = ranking.EXACT_MEMBER + tier + 1 / (2 + int(traits["depth"]) + rank / len(chunks))
         return found
 
