@@ -152,7 +152,7 @@ class Search:
             if scores.matched or any(view.stands_out(similarity, part.chunks) for part in view.parts):
                 self.ranked_by = view.ranked_by(similarity, votes)
                 return view.best(queries[-1], scores, similarity, allowed, limit, votes, query, sources)
-            nearest = view.nearest_terms(queries[0])
+            nearest = view.nearest_words(queries[0])
         if not nearest:
             self.members[0].notify("no word of the query is in the index")
             return []

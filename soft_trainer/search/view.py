@@ -16,13 +16,14 @@ from soft_trainer.errors import UserError
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
 from soft_trainer.search.index.parsing import DEFINED
 from soft_trainer.search.index.store import joined_segments
-from soft_trainer.search.index.words import WORD, parts, source_words, terms, whole
+from soft_trainer.search.index.words import WORD, parts, source_words, stem, terms, whole
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.messages import message_words, words_raised
 from soft_trainer.search.ranking.results import TESTS, SearchResult
 from soft_trainer.search.ranking.texts import SAME_NAME, Frame, files_at, frames, key, locations, place
 from soft_trainer.search.ranking.weakness import is_weak
 from soft_trainer.search.snapshot import Snapshot
+from soft_trainer.source.names import identifier_words
 
 CANDIDATES = 60  # the chunks among which an error message or a key is looked for
 FRAMES = 2  # the frames of a stack trace, or the locations in a failing command's output, that come first
@@ -152,7 +153,7 @@ class View:
                 results[same] = replace(first, also_in=(*first.also_in, f"{result.path}:{result.start_line}"))
                 continue
             file = int(self.segments.owners[chunk])
-            weak = is_weak(query, scores, file, result.commits)
+            weak = score < ranking.EXACT_MEMBER and is_weak(query, scores, file, result.commits)
             weak = weak and not self.stands_out(similarity, slice(chunk, chunk + 1))
             results[same] = replace(result, weak=weak)
         return list(results.values())
@@ -293,21 +294,23 @@ class View:
         chosen = sorted(weights, key=lambda term: (-weights[term], term))[:SIMILAR_TERMS]
         return ranking.Query("sentence", (), dict.fromkeys(chosen, 1.0))
 
-    def nearest_terms(self, query: ranking.Query) -> list[str]:
-        """Returns a similar indexed term for each word of a query that the index does not contain.
+    def nearest_words(self, query: ranking.Query) -> list[str]:
+        """Returns a similar indexed word for each word of a query that the index does not contain.
 
-        Of equally similar terms, the one in most chunks is chosen.
+        Of equally similar words, the one in most chunks is chosen.
         """
-        found = []
+        found = {}
         for part in dict.fromkeys(part for word in query.words for part in parts(word)):
             counts = Counter()
             for own in self.parts:
                 counts.update(own.snapshot.terms_like(part))
             near = get_close_matches(part, counts, 5, NEAREST)
-            found += sorted(
-                near, key=lambda term: (round(SequenceMatcher(None, term, part).ratio(), 1), counts[term])
-            )[-1:]
-        return list(dict.fromkeys(found))
+            near.sort(key=lambda term: (round(SequenceMatcher(None, term, part).ratio(), 1), counts[term]))
+            for term in near[-1:]:  # a stem, of which the stem may differ
+                text = self._text(int(self.segments.postings(term)[0][0]))
+                words = (word for name in source_words(text.encode()) for word in identifier_words(name))
+                found[next((word for word in words if stem(word) == term), term)] = None
+        return list(found)
 
     def stands_out(self, similarity: np.ndarray | None, chunks: slice) -> bool:
         """Returns True if one of these chunks is more similar to the query than any chunk is to random letters.

@@ -56,7 +56,7 @@ STATIC = 0.5  # the share of this weight that a static encoder gets; chosen in b
 MAX_WORDS = 1000  # different words of a query
 
 # Also `User#valid?` in Ruby, `Parser::~Parser` in C++ and `(*Parser).Parse` in Go.
-_SYMBOL = re.compile(r"(\(\*\w+\))?[\w.:#$>~\-]+[?!=]?(\(\))?")
+_SYMBOL = re.compile(r"(\(\*\w+\))?(?:[\w.:#$>~]|-(?!\w))+[?!=]?(\(\))?")
 # Inner capitals or underscores, which only names have.
 _NAME_ALONE = re.compile(r"[a-z0-9][A-Z]|_|[A-Z]{2}.*[a-z]")
 # "tests for ...", "the unit tests that cover ...", "which tests check ...", "where is ... tested?". Other queries that

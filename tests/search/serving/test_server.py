@@ -53,6 +53,8 @@ def test_the_page_and_its_data(server):
     assert [result["path"] for result in tests] == ["tests/test_cart.py"]
     answer_to_stray = json.loads(get(server, f"/{server.token}/search?q=xqzv+parse")[2])
     assert answer_to_stray["results"][0]["weak"] and "only weak results" in answer_to_stray["notices"][0]
+    pasted = json.loads(get(server, f"/{server.token}/search?q={'xqzv+' * 3000}parse+date")[2])
+    assert pasted["results"][0]["name"] == "parse_date"
     about = json.loads(get(server, f"/{server.token}/about")[2])
     assert "python" in about["languages"] and about["files"] == 7 and len(about["examples"]) == 3
     assert about["evidence"] == ["words"] and 0 <= about["age"] < 60 and about["update"] is True
