@@ -145,9 +145,7 @@ class View:
         for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1]):
             if len(results) == limit:
                 break
-            part = self._part_of(chunk)
-            commits = votes.commits.get(chunk, ())
-            result = part.snapshot.result(chunk - part.chunks.start, score, part.label, commits)
+            result = self._result(chunk, score, votes.commits.get(chunk, ()))
             same = " ".join(result.text.split()) if result.name else chunk
             if first := results.get(same):  # this is a copy
                 results[same] = replace(first, also_in=(*first.also_in, f"{result.path}:{result.start_line}"))
@@ -170,12 +168,11 @@ class View:
             in the output of tests, higher than all other scores; and the text of the first tests that failed.
         """
         located = locations(text)
-        trace = [] if located else frames(turned)
         found: dict[int, float] = {}
         tests = {}
-        both = [*trace, *located]
+        both = located or frames(turned)
         for frame, files in zip(both, files_at([frame.path for frame in both], self.segments, 2), strict=True):
-            if len(found) == FRAMES and (trace or len(tests) == FAILING_TESTS):
+            if len(found) == FRAMES and (not located or len(tests) == FAILING_TESTS):
                 break
             chunk = self._chunk_of(frame, files[0]) if files else None
             if chunk is None:
@@ -263,8 +260,12 @@ class View:
 
     def _text(self, chunk: int) -> str:
         """Returns the text of a chunk without the spaces at its end."""
+        return self._result(chunk).text.rstrip()
+
+    def _result(self, chunk: int, score: float = 0.0, commits: Sequence[int] = ()) -> SearchResult:
+        """Returns a chunk as a search result."""
         part = self._part_of(chunk)
-        return part.snapshot.result(chunk - part.chunks.start).text.rstrip()
+        return part.snapshot.result(chunk - part.chunks.start, score, part.label, commits)
 
     def chunk_at(self, path: str, line: int) -> int:
         """Returns the chunk that contains a line of a file.
@@ -281,10 +282,8 @@ class View:
 
     def query_like(self, chunk: int) -> ranking.Query:
         """Creates a query from a chunk's rare words that also occur in other chunks."""
-        part = self._part_of(chunk)
-        text = part.snapshot.result(chunk - part.chunks.start).text
         counts = Counter()
-        for word in source_words(text.encode()):
+        for word in source_words(self._text(chunk).encode()):
             counts.update(terms(word))
         weights = {}
         for term, count in counts.items():

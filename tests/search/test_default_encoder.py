@@ -37,13 +37,6 @@ def test_an_index_with_only_words_stays_one(tree, monkeypatch):
         assert index.model is None
 
 
-@pytest.mark.parametrize("model", ["none", ""])
-def test_none_removes_the_encoder(tree, model):
-    CodeIndex.build(tree).close()
-    with CodeIndex.build(tree, model=model) as index:
-        assert index.model is None and not list(index.index_dir.glob("vectors-*"))
-
-
 def test_a_cache_that_cannot_be_written_leaves_a_search_by_words(tree, monkeypatch):
     def refuse(*arguments, **options):
         raise UserError("cannot write the encoder `base` there")

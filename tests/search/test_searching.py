@@ -112,12 +112,6 @@ def test_the_command_searches_several_folders_and_similar_chunks(command, tree, 
     assert set(paths[:2]) == {"client/dates.py", "tree/src/shop/dates.py"}
     code, out, err = command("search", "--folder", tree, "--folder", client, "--similar", paths[0] + ":5", "-n", 1)
     assert code == 0 and err.startswith("ranked by words; ") and out.startswith(paths[1])
-    code, _, err = command("search", "--folder", tree, "--similar", "src/shop/dates.py")
-    assert code == 2 and "expected PATH:LINE" in err
-    code, _, err = command("search", "--folder", tree, "--similar", "src/shop/dates.py:4", "a query")
-    assert code == 2 and "query: has no effect with --similar" in err
-    code, _, err = command("search", "--folder", tree, "--index_dir", tmp_path, "x")
-    assert code == 2 and "folder: has no effect with --index_dir" in err
 
 
 @pytest.mark.parametrize("own_index", [False, True])

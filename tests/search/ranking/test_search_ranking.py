@@ -1,7 +1,6 @@
 """A search shows the chunk of a file that answers, finds qualified names, and ranks code of others low."""
 
 import pytest
-from refusals import refused
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex, Search
@@ -300,18 +299,6 @@ def test_tests_come_first_if_they_are_asked_for(tmp_path):
         assert index.search(query)[0].path == "tests/test_prices.py"
     for query in ("parse_price test", "test parse_price\n\nshop/prices.py"):
         assert index.search(query)[0].path == "shop/prices.py"
-
-
-def test_a_filter_for_tests(tmp_path):
-    index = CodeIndex.build(write_tree(tmp_path / "tree", TESTED))
-    paths = {}
-    for tests in (None, "", "only", "no"):
-        paths[tests] = {result.path for result in index.search("price", tests=tests)}
-    assert paths["only"] == {"tests/test_prices.py"}
-    assert paths["no"] == {"shop/prices.py", "shop/client.py"}
-    assert paths[None] == paths[""] == paths["only"] | paths["no"]
-    with refused("tests='none': expected only or no"):
-        index.search("price", tests="none")
 
 
 DOCUMENTED = {

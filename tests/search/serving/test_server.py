@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import threading
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -147,13 +148,16 @@ def test_every_text_has_enough_contrast_on_every_background_it_can_have(mode):
     assert "::placeholder { color: var(--dim); opacity: 1; }" in rules
 
 
+def shown_by(server, state):
+    """Returns the page as a browser shows it."""
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
+    return subprocess.run([*words, server.url + state], capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
 def test_the_page_in_a_browser(server):
-    def shown(state):
-        words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
-        return subprocess.run([*words, server.url + state], capture_output=True, text=True, check=True).stdout
-
+    shown = partial(shown_by, server)
     dom = shown("")
     assert ": 7 files, ranked by words" in dom and dom.count("<br><button>") == 3 and 'id="query" rows="1"' in dom
     assert 'id="query" rows="3"' in shown("#q=Traceback%0A++File+%22a.py%22%2C+line+3%0AValueError")
@@ -181,8 +185,7 @@ def test_commits_below_a_result_have_a_label(tmp_path, voting):
     repository.commit("Light the lantern before the harbour opens", {"a.py": files["a.py"]})
     with PageServer(ServedIndex(Search([CodeIndex.build(tmp_path / "tree")]), update=False)) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
-        dom = subprocess.run([*words, f"{server.url}#q=harbour"], capture_output=True, text=True, check=True).stdout
+        dom = shown_by(server, "#q=harbour")
         server.shutdown()
     label = dom.index("changed by commits with subjects similar to the query</div>")
     assert label < dom.index("Light the lantern") and dom.count('class="commit label"') == 1
