@@ -195,7 +195,7 @@ class Search:
 
     def full_path(self, path: str) -> str:
         """Returns the absolute path of a file in a result."""
-        return next((f"{index.folder}/{own}" for index, own in self._located(path)), path)
+        return next((f"{index.folder}/{own}" for index, own in self._located(self._inside(path))), path)
 
     def _inside(self, path: str) -> str:
         """Returns a path as results have it, without `./` or the path of an indexed folder at the start."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher, get_close_matches
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ FAILING_TESTS = 3  # the failing tests whose text is searched for
 MAX_MESSAGE = 60  # words; a longer line is no message
 # Filtering by one of these languages also allows the languages in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
+CLOSE = 10  # the indexed words among which a similar one is chosen
 NEAREST = 0.7  # the least similarity of a misspelt word to the indexed word that is searched for instead
 SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for similar chunks
 
@@ -300,14 +302,16 @@ class View:
         """
         found = {}
         for part in dict.fromkeys(part for word in query.words for part in parts(word)):
-            counts = Counter()
-            for own in self.parts:
-                counts.update(own.snapshot.terms_like(part))
-            near = get_close_matches(part, counts, 5, NEAREST)
-            near.sort(key=lambda term: (round(SequenceMatcher(None, term, part).ratio(), 1), counts[term]))
-            for term in near[-1:]:  # a stem, of which the stem may differ
-                text = self._text(int(self.segments.postings(term)[0][0]))
-                words = (word for name in source_words(text.encode()) for word in identifier_words(name))
+            known = set().union(*(own.snapshot.terms_like(part) for own in self.parts))
+            chosen = []
+            for term in get_close_matches(part, known, CLOSE, NEAREST):
+                chunks = self.segments.postings(term)[0].tolist()
+                if chunks:
+                    chosen.append((round(SequenceMatcher(None, term, part).ratio(), 1), len(chunks), term, chunks[0]))
+            if chosen:
+                *_, term, chunk = max(chosen)
+                words = chain.from_iterable(map(identifier_words, source_words(self._text(chunk).encode())))
+                # The stem of a stem may differ.
                 found[next((word for word in words if stem(word) == term), term)] = None
         return list(found)
 

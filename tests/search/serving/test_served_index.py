@@ -122,7 +122,7 @@ def test_a_very_large_tree_is_looked_at_every_five_seconds_and_a_notice_says_so(
         clock[0] += 4.9
         served.text_of("docs/none.md")
         assert len(looked) == (1 if large else 4) and [late in each for each in notices] == [False, large, large]
-        served.text_of("README.md")
+        served.text_of(f"{tree}/README.md")
         assert len(looked) == (2 if large else 5)  # a file that is read is always as it is now
 
 
