@@ -29,14 +29,6 @@ def test_a_new_index_has_the_encoder_of_the_package_and_keeps_the_choice(tree, m
         assert index.model == expected
 
 
-def test_an_index_with_only_words_stays_one(tree, monkeypatch):
-    monkeypatch.setattr(code_index, "DEFAULT_ENCODER", None)  # as an older release made it
-    CodeIndex.build(tree).close()
-    monkeypatch.setattr(code_index, "DEFAULT_ENCODER", BASE)
-    with CodeIndex.build(tree) as index:
-        assert index.model is None
-
-
 def test_a_cache_that_cannot_be_written_leaves_a_search_by_words(tree, monkeypatch):
     def refuse(*arguments, **options):
         raise UserError("cannot write the encoder `base` there")

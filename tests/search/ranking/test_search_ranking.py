@@ -251,6 +251,13 @@ def test_a_qualified_name_may_begin_with_modules_and_have_a_languages_signs(tmp_
     assert (best.path, best.name) == (path, name) and best.score > EXACT_MEMBER
 
 
+@pytest.mark.parametrize(
+    ("query", "kind"), [("cart->total", "symbol"), ("Cart.operator-", "symbol"), ("cart-total", "words")]
+)
+def test_a_hyphen_between_words_is_no_sign_of_a_qualified_name(query, kind):
+    assert parse_query(query).kind == kind
+
+
 def test_a_qualified_name_is_found_after_an_update_of_a_large_index(tmp_path):
     functions = "".join(f"def f{number}():\n    return 1\n" for number in range(SEGMENT_CHUNKS))
     tree = write_tree(tmp_path / "tree", {"b.py": functions, **MEMBERS})

@@ -40,6 +40,10 @@ def get(server, path, host=None):
     return response.status, dict(response.getheaders()), response.read().decode()
 
 
+def data(server, path):
+    return json.loads(get(server, f"/{server.token}/{path}")[2])
+
+
 def test_the_page_and_its_data(server):
     status, headers, body = get(server, f"/{server.token}/")
     assert status == 200 and "<input" in body
@@ -47,20 +51,20 @@ def test_the_page_and_its_data(server):
     assert headers["Content-Security-Policy"].startswith("default-src 'none'") and body.count(f'nonce="{nonce}"') == 2
     assert "Access-Control-Allow-Origin" not in headers
     assert "http://" not in body and "https://" not in body
-    answer = json.loads(get(server, f"/{server.token}/search?q=parse+date")[2])
+    answer = data(server, "search?q=parse+date")
     assert answer["results"][0]["name"] == "parse_date" and answer["results"][0]["lines"]
-    assert json.loads(get(server, f"/{server.token}/search?q=date&path=*.go")[2])["results"] == []
-    tests = json.loads(get(server, f"/{server.token}/search?q=total+price&tests=only")[2])["results"]
+    assert data(server, "search?q=date&path=*.go")["results"] == []
+    tests = data(server, "search?q=total+price&tests=only")["results"]
     assert [result["path"] for result in tests] == ["tests/test_cart.py"]
-    answer_to_stray = json.loads(get(server, f"/{server.token}/search?q=xqzv+parse")[2])
+    answer_to_stray = data(server, "search?q=xqzv+parse")
     assert answer_to_stray["results"][0]["weak"] and "only weak results" in answer_to_stray["notices"][0]
-    pasted = json.loads(get(server, f"/{server.token}/search?q={'xqzv+' * 3000}parse+date")[2])
+    pasted = data(server, f"search?q={'xqzv+' * 3000}parse+date")
     assert pasted["results"][0]["name"] == "parse_date"
-    about = json.loads(get(server, f"/{server.token}/about")[2])
+    about = data(server, "about")
     assert "python" in about["languages"] and about["files"] == 7 and len(about["examples"]) == 3
     assert about["evidence"] == ["words"] and 0 <= about["age"] < 60 and about["update"] is True
     assert answer["results"][0]["editor"] == f"vscode://file/{server.served.index.folder}/src/shop/dates.py:1"
-    lines = json.loads(get(server, f"/{server.token}/lines?path=README.md&start=-9&end=1")[2])
+    lines = data(server, "lines?path=README.md&start=-9&end=1")
     assert lines == {"start_line": 1, "text": "# Shop"}
     for wrong in ("path=.env&start=1&end=2", "path=README.md", "path=README.md&start=a&end=2"):
         status, _, body = get(server, f"/{server.token}/lines?{wrong}")
