@@ -151,7 +151,7 @@ class Search:
                 scores = fuse(each, queries, named_files(query, view.segments), view.segments, allowed)
             if scores.matched or any(view.stands_out(similarity, part.chunks) for part in view.parts):
                 self.ranked_by = view.ranked_by(similarity, votes)
-                return view.best(queries[-1], scores, similarity, allowed, limit, votes, query, sources)
+                return view.best(queries[-1], scores, similarity, allowed, limit, votes, self._inside(query), sources)
             nearest = view.nearest_words(queries[0])
         if not nearest:
             self.members[0].notify("no word of the query is in the index")

@@ -56,6 +56,7 @@ def test_filters_and_texts_of_several_indexes(both, tree):
     with refused("language='cobol': no such files; the index has go, markdown, python, text, typescript"):
         both.search("date", language="cobol")
     assert both.text_of("client/menu.py") == CLIENT["menu.py"] and both.text_of("menu.py") is None
+    assert both.search("tree/README.md:1")[0].path == both.search(f"{tree}/README.md")[0].path == "tree/README.md"
     assert both.full_path("tree/src/server.go") == f"{tree}/src/server.go"
     assert "client" in repr(both) and both.search("") == []
 

@@ -232,7 +232,7 @@ ODD_TREE = {
     "tests/test_keys.py": 'def test_mode(shop):\n    assert "SHOP_MODE" in shop.mode\n',
     "docs/keys.md": "SHOP_MODE is the mode of the shop; requires-cash restores it\n",
     "pyproject.toml": '[tool.shop]\nrequires-cash = "no"\n',
-}
+} | {f"{folder}setup.py": "NAME = 1\n" for folder in ("", "a/", "b/", "c/")}
 
 
 @pytest.fixture(scope="module")
@@ -253,12 +253,15 @@ def odd(tmp_path_factory):
         ("core/lib/parse.js:2", "packages/@acme/core/lib/parse.js", 1),
         ("context.go:8", "context.go", 7),
         ("/home/me/app/shop/core.py:9", "shop/core.py", 9),
+        ("setup.py:1", "setup.py", 1),
+        ("./setup.py", "setup.py", 1),
+        ("TREE/setup.py", "setup.py", 1),
         ("SHOP_MODE", "shop/keys.py", 1),
         ("requires-cash", "pyproject.toml", 1),
     ],
 )
 def test_frames_paths_and_keys_find_their_chunk(odd, query, path, line):
-    first = odd.search(query)[0]
+    first = odd.search(query.replace("TREE", odd.folder))[0]
     assert first.path == path and first.start_line <= line <= first.end_line and not first.weak
 
 
