@@ -211,11 +211,11 @@ class View:
         """
         asked = place(text)
         (files,) = files_at([asked.path], self.segments, len(asked.path)) if asked else [[]]
-        for file in files:
-            if self._part_of(int(self.segments.firsts[file])).label + self.segments.paths[file] == "/".join(
-                asked.path
-            ):
-                files = [file]
+        paths = [
+            f"{self._part_of(int(self.segments.firsts[file])).label}{self.segments.paths[file]}" for file in files
+        ]
+        if asked and "/".join(asked.path) in paths:
+            files = [files[paths.index("/".join(asked.path))]]
         found: dict[int, float] = {}
         for file in files if len(files) <= SAME_NAME else ():
             chunk = self._chunk_of(asked._replace(path=asked.path[-1:]), file)
