@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from transformers import Trainer
@@ -33,8 +36,19 @@ class SavingTrainer(Trainer):
         profile = self.encoder.replace(matryoshka_dims=self.plan.dims)
         with reporting_disk_errors(folder):
             export_encoder(model, self.processing_class, profile, folder, state_dict, merge=merge)
-            settings = json.dumps(self.args.to_dict(), indent=2, default=str)
-            write_text(Path(folder) / "training_args.json", settings + "\n")
+            args = getattr(self.args, "of_user", self.args)
+            write_text(Path(folder) / "training_args.json", json.dumps(args.to_dict(), indent=2, default=str) + "\n")
+
+    @contextlib.contextmanager
+    def changed_args(self, **changes) -> Iterator[None]:
+        """Changes arguments inside a `with` block, while `training_args.json` still gets the user's."""
+        args = self.args
+        self.args = copy.copy(args)
+        vars(self.args).update({"of_user": getattr(args, "of_user", args)} | changes)
+        try:
+            yield
+        finally:
+            self.args = args
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the encoder with its tokenizer, profile and model card. Unlike `Trainer.save_model`, never pushes."""

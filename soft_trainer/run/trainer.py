@@ -15,7 +15,6 @@ records what comes out. `train` calls these methods in this order; `transformers
 from __future__ import annotations
 
 import contextlib
-import copy
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +56,7 @@ from soft_trainer.run.merge_callback import MergeCallback
 from soft_trainer.run.ongoing import Training
 from soft_trainer.run.record import loss_table, setup_table
 from soft_trainer.run.reporting import banner, show_progress, warnings_of
-from soft_trainer.run.saving import SavingTrainer
+from soft_trainer.run.settings import PlannedTrainer
 from soft_trainer.run.setup import RunDetails, Setup
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.batches import Batch
@@ -67,8 +66,11 @@ from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 FALSE_NEGATIVES = {"mask": "false_negatives_masked", "positives": "extra_positives"}
 
 
-class RunTrainer(SavingTrainer):
+class RunTrainer(PlannedTrainer):
     """A `Trainer` whose run has a folder, can be interrupted and continued, and is recorded.
+
+    A subclass computes: `prepare_rows`, `predict`, `predict_sets`, `embed_rows`, `use_averaged_weights`, and what
+    `transformers.Trainer` calls.
 
     Args:
         setup: what the run starts from.
@@ -95,16 +97,16 @@ class RunTrainer(SavingTrainer):
         self.folder = OutputFolder(
             args.output_dir, split is not None, overwrite, getattr(args, "from_command_line", False)
         )
-        super().__init__(
-            None if "model_init" in kwargs else model,
-            args,
-            train_dataset=None if split is None else split.to_pairs(),
-            eval_dataset=setup.eval_dataset,
-            processing_class=tokenizer,
-            callbacks=setup.callbacks,
-            **kwargs,
-        )
-        self.folder.close()  # `Trainer` has created it
+        try:
+            super().__init__(
+                setup,
+                model=None if "model_init" in kwargs else model,
+                train_dataset=None if split is None else split.to_pairs(),
+                processing_class=tokenizer,
+                **kwargs,
+            )
+        finally:
+            self.folder.close()  # `Trainer` has created it
         self.ongoing = Training(self.train_dataset)
         self.evaluations: list[tuple[int, bool, dict]] = []
         self.report: Measurements | None = None
@@ -375,20 +377,17 @@ class RunTrainer(SavingTrainer):
         It does not count for `save_total_limit`, is never pushed, and has the optimizer's state even with
         `save_only_model`.
         """
-        args = self.args
-        folder = Path(args.output_dir) / ROLLING
-        self.args = copy.copy(args)
-        self.args.output_dir = str(folder)
-        self.args.save_only_model = False
-        self.args.save_strategy = SaveStrategy.NO  # otherwise, `Trainer` might note this folder as the best checkpoint
-        self.args.save_total_limit = None
-        self.args.push_to_hub = False
-        try:
+        folder = Path(self.args.output_dir) / ROLLING
+        with self.changed_args(
+            output_dir=str(folder),
+            save_only_model=False,
+            save_strategy=SaveStrategy.NO,  # otherwise, `Trainer` might note this folder as the best checkpoint
+            save_total_limit=None,
+            push_to_hub=False,
+        ):
             self._save_checkpoint(self.model_wrapped, None)
-        finally:
-            self.args = args
-        if args.should_save:
-            remove_rolling(args.output_dir, keep=folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        if self.args.should_save:
+            remove_rolling(self.args.output_dir, keep=folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     def _load_adapter(self, checkpoint: str) -> None:
         """Loads the adapter of a checkpoint into the model. Raises UserError if the adapter does not fit."""
@@ -453,16 +452,10 @@ class RunTrainer(SavingTrainer):
         run = self._get_output_dir(trial)
         folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         args = self.args
-        self.args = copy.copy(args)
-        self.args.save_total_limit = None
-        self.args.push_to_hub = False
-        try:
-            with saving_checkpoint(folder):
-                super()._save_checkpoint(model, trial)
-        finally:
-            self.args = args
+        with self.changed_args(save_total_limit=None, push_to_hub=False), saving_checkpoint(folder):
+            super()._save_checkpoint(model, trial)
         distributed.barrier()
-        if self.args.should_save:
+        if args.should_save:
             mark_complete(folder, self.run_fingerprint, args.save_only_model, losses)
             rotate_checkpoints(run, args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
         if args.push_to_hub and self.is_world_process_zero():
