@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """N, the number of functions that each query is compared with in each step."""
+        """N, the number of functions that each query is compared with in each step, without hard negatives."""
         if self.gathers:
             return self.batch_size * self.processes
         return self.batch_size

@@ -52,7 +52,7 @@ from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.options.resolve import FALLING
 from soft_trainer.options.training import AFFECT_CHOICES, AFFECT_NOTHING, SoftInfoNCETrainingArguments
 
-FORMAT = 5  # increases when checkpoints or the way batches are drawn become incompatible
+FORMAT = 6  # increases when checkpoints or the way batches are drawn become incompatible
 OWN_NAME = re.compile(r"[\w.]+:[\w.<>]+")  # a user's function or class, as `module:name`
 
 # ---- The keys that may differ ----

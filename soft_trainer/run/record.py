@@ -116,10 +116,11 @@ def setup_table(trainer) -> dict[str, object]:
         of_sources = [pairs for _, _, pairs in trainer.train_split.sources.values()]
         in_all = min(in_all, max(of_sources, default=len(trainer.train_dataset)))  # a batch comes from one source
     of_process = -(-in_all // plan.processes)
+    compared = in_all if plan.gathers else of_process
     setup = {
         "pairs per batch and process": of_process,
         "processes": plan.processes,
-        "functions compared per query": in_all if plan.gathers else of_process,
+        "functions compared per query": f"up to {compared * (1 + negatives)}" if negatives else compared,
     }
     if args.gradient_accumulation_steps > 1:
         setup["accumulated batches"] = args.gradient_accumulation_steps
