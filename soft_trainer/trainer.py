@@ -43,7 +43,7 @@ from soft_trainer.run.setup import RunDetails, set_up
 from soft_trainer.run.trainer import RunTrainer
 from soft_trainer.training.batches import Batch, TrainBatches
 from soft_trainer.training.gradient_cache import cached_backward
-from soft_trainer.training.prepared_rows import prepare_rows, train_loader
+from soft_trainer.training.prepared_rows import prepared_rows, train_loader
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.targets import TargetMaker
 
@@ -129,7 +129,7 @@ class SoftInfoNCETrainer(RunTrainer):
                 self.estimator.packing = getattr(self.args, "packing", "auto")
             self.estimator_callback.fit(self.train_split)
         seed = data_seed(self.args)
-        self.ongoing.prepared = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, seed)
+        self.ongoing.prepared = prepared_rows(self.train_split, self.plan, self.estimator, self.encoder, seed)
 
     def _train_batches(self) -> TrainBatches:
         """Returns the data set that data workers build training batches from: tokens, judgments and similarities."""

@@ -310,7 +310,7 @@ class OutputFolder(TrainerCallback):
             if self.overwrite or (path / UNFINISHED).exists():
                 shutil.rmtree(path, ignore_errors=True)
 
-    def save_encoder(self, trainer) -> None:
+    def take_encoder(self, trainer) -> None:
         """Saves the trained encoder, and replaces the files of an earlier run. Every process calls this method."""
         aside = self.path / ASIDE
         trainer.save_model(str(aside), _internal_call=True)  # `Measurements.finish` writes the card

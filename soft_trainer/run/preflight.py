@@ -15,9 +15,9 @@ from soft_trainer import distributed
 from soft_trainer.choices import FIND_NEIGHBOURS
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
-from soft_trainer.encoders.comparing import LARGEST_COMPARED
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import check_model, given_encoder, load_model
+from soft_trainer.encoders.passes import LARGEST_COMPARED
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator

@@ -30,7 +30,7 @@ class SavingTrainer(Trainer):
         report: the `Measurements` of the last training, if there are any.
     """
 
-    def export(self, folder: str | Path, state_dict=None, merge: bool = False) -> None:
+    def save_encoder(self, folder: str | Path, state_dict=None, merge: bool = False) -> None:
         """Writes the encoder, the tokenizer, the profile, the sentence-transformers files and `training_args.json`."""
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         profile = self.encoder.replace(matryoshka_dims=self.plan.dims)

@@ -160,7 +160,7 @@ class RunTrainer(PlannedTrainer):
                     self.report = Measurements(self)
                 output = self._train(folder.checkpoint, trial, **kwargs)
                 if reports:
-                    folder.save_encoder(self)
+                    folder.take_encoder(self)
                     self.report.measure("trained", self.args.lexical)
                     self.report.finish()
         return output
@@ -469,7 +469,7 @@ class RunTrainer(PlannedTrainer):
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
             merge = getattr(self.args, "merge_lora", False) and not (folder / UNFINISHED).exists()
-            self.export(folder, state_dict, merge)
+            self.save_encoder(folder, state_dict, merge)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         """Loads the weights or the adapter of a checkpoint. `Trainer` can load an adapter only into a `PeftModel`."""
