@@ -26,7 +26,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import EvalPrediction, TrainingArguments
-from transformers.trainer_utils import speed_metrics
+from transformers.trainer_utils import denumpify_detensorize, speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.data.columns import ColumnNames
@@ -266,18 +266,21 @@ class SoftInfoNCETrainer(RunTrainer):
         if isinstance(eval_dataset, str):
             eval_dataset = {eval_dataset: self.eval_dataset[eval_dataset]}
         sets = self._splits(self.eval_dataset if eval_dataset is None else eval_dataset, codebase, metric_key_prefix)
-        if isinstance(sets, Mapping):
-            metrics = {}
-            for output in self.predict_sets(sets, metric_key_prefix).values():
-                metrics |= output.metrics
-            metrics |= mean_over_sets(metrics, metric_key_prefix, tuple(sets))
-        else:
-            metrics = self.predict(sets, metric_key_prefix=metric_key_prefix).metrics
+        metrics = self.metrics_of(sets, metric_key_prefix)
         self.evaluations.append((self.state.global_step, self.is_in_train, metrics))
         self._add_new_tokens()
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def metrics_of(self, sets: Split | Mapping[str, Split], prefix: str) -> dict[str, float]:
+        """Returns the metrics of `evaluate` without logging them."""
+        if not isinstance(sets, Mapping):
+            return self.predict(sets, metric_key_prefix=prefix).metrics
+        metrics = {}
+        for output in self.predict_sets(sets, prefix).values():
+            metrics |= output.metrics
+        return metrics | mean_over_sets(metrics, prefix, tuple(sets))
 
     def predict(
         self,
@@ -311,7 +314,8 @@ class SoftInfoNCETrainer(RunTrainer):
         metrics = output.metrics
         if self.compute_metrics is not None:
             predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))
-            metrics |= self.compute_metrics(EvalPrediction(predictions, best_answers(split.judgments)))
+            found = self.compute_metrics(EvalPrediction(predictions, best_answers(split.judgments)))
+            metrics |= denumpify_detensorize(found)
         metrics |= speed_metrics("", start, num_samples=len(split.queries))
         prefix = f"{metric_key_prefix}_"  # the user's metrics may have it; speed metrics start with "_"
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}

@@ -9,6 +9,7 @@ files. A checkpoint is complete once `complete.json` has the sizes of its files.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 import time
@@ -300,6 +301,12 @@ class OutputFolder(TrainerCallback):
             best = folder / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
             if best.is_dir():
                 state.best_model_checkpoint = str(best)
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        """Says so if the metric that chooses the best checkpoint is NaN, because `Trainer` ignores such a value."""
+        name = f"eval_{(args.metric_for_best_model or '').removeprefix('eval_')}"
+        if math.isnan((metrics or {}).get(name, 0)):
+            print_on_main(f"warning: {name} is NaN at step {state.global_step}, so this step cannot be the best")
 
     def on_step_begin(self, args, state, control, **kwargs):
         """Before the first step, removes unfinished checkpoints and, with `overwrite`, an earlier run's."""

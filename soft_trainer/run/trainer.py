@@ -69,8 +69,8 @@ FALSE_NEGATIVES = {"mask": "false_negatives_masked", "positives": "extra_positiv
 class RunTrainer(PlannedTrainer):
     """A `Trainer` whose run has a folder, can be interrupted and continued, and is recorded.
 
-    A subclass computes: `prepare_rows`, `predict`, `predict_sets`, `embed_rows`, `use_averaged_weights`, and what
-    `transformers.Trainer` calls.
+    A subclass computes: `prepare_rows`, `predict`, `predict_sets`, `metrics_of`, `embed_rows`, `use_averaged_weights`,
+    and what `transformers.Trainer` calls.
 
     Args:
         setup: what the run starts from.
@@ -254,6 +254,8 @@ class RunTrainer(PlannedTrainer):
         # Compare before preparing the rows, which may take hours, and again once the estimator has loaded its encoder.
         self.run_fingerprint = compared(self.fingerprint, checkpoint)
         preflight.check_evaluated(self.args, self.eval_dataset, bool(self.early_stops))
+        if self.compute_metrics is not None:
+            preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset, self._metrics_of_three)
         kind = self.accelerator.distributed_type.value
         table = banner(self.args, loss_table(self), setup_table(self), self.encoder, kind)
         print_on_main("\n".join([table, *warnings_of(self)]))
@@ -263,6 +265,12 @@ class RunTrainer(PlannedTrainer):
         self.run_fingerprint = continued(compared(lambda: self.run_fingerprint | fitted, checkpoint), checkpoint)
         if self.report is not None and not any("untrained" in each for each in self.report.outputs.values()):
             self.report.measure("untrained")
+
+    def _metrics_of_three(self) -> dict[str, float]:
+        """Evaluates the first three rows of each evaluation set."""
+        if isinstance(self.eval_dataset, Mapping):
+            return self.metrics_of({name: split.first(3) for name, split in self.eval_dataset.items()}, "eval")
+        return self.metrics_of(self.eval_dataset.first(3), "eval")
 
     def set_initial_training_values(self, args, dataloader) -> tuple:
         """Returns the lengths of training. After an early stop or the last step at the checkpoint, no epoch remains.
