@@ -302,15 +302,20 @@ class Criterion:
             return cancelled + smallest_batch(self.alpha, self.beta)
         return cancelled + 2
 
-    def try_out(self) -> None:
+    def try_out(self, divided_by: str = "") -> None:
         """Tests the loss and weighting functions on two small batches, one of which has masks and extra positives.
 
-        Each batch is also tried with every query twice, which does not change a mean, unless the loss is random.
+        The loss must keep its value if the batch is repeated: each query twice, or two copies whose queries and
+        functions do not meet. A sum doubles in both. Random losses are not compared.
+
+        Args:
+            divided_by: what computes the loss of some of the queries at a time, such as "2 processes". The loss must
+                then also be the mean of the losses of single queries.
 
         Raises:
             UserError: a function raised an error or returned a tensor of the wrong shape, or the loss is not a mean.
         """
-        grid = torch.linspace(-1, 1, 15).reshape(3, 5)
+        grid = torch.arange(15.0).mul(1.7).sin().reshape(3, 5)  # without symmetry: the rows and columns do not cancel
         positives = torch.arange(3)
         last = torch.zeros(3, 5, dtype=torch.bool)
         last[:, 4] = True
@@ -323,6 +328,10 @@ class Criterion:
                 loss = self(scores, targets)
                 again = self(scores, targets)
                 doubled = self(torch.cat([scores, scores]), targets.mapped(lambda tensor: torch.cat([tensor, tensor])))
+                copies = targets.mapped(_two_copies)
+                copies = dataclasses.replace(copies, positives=torch.cat([positives, positives + 5]))
+                apart = self(_two_copies(scores), copies)
+                single = sum(self(scores[[row]], targets[torch.tensor([row])]) for row in range(3)) / 3
             except UserError:
                 raise
             except Exception as error:
@@ -336,11 +345,18 @@ class Criterion:
                 )
             # Rare randomness, such as dropout of 1 %, may not show, and numpy's changes no state here.
             same = torch.isclose(loss, again, equal_nan=True)
-            random = not torch.equal(randomness, torch.get_rng_state()) or not same
-            if not random and not torch.isclose(loss, doubled, rtol=1e-3):
+            if not torch.equal(randomness, torch.get_rng_state()) or not same:
+                continue
+            if not any(torch.isclose(loss, repeated, rtol=1e-3) for repeated in (doubled, apart)):
                 raise UserError(
                     f"{names} returned {loss:.4g} for a test batch, and {doubled:.4g} for the same queries twice: "
                     "expected the mean over queries"
+                )
+            if divided_by and not torch.isclose(loss, single, rtol=1e-3):
+                raise UserError(
+                    f"loss={self.loss}: a query's term depends on other queries, so it would change with "
+                    f"{divided_by}; use one process without gradient_cache_chunk_size, or override block_loss in a "
+                    "subclass"
                 )
 
 
@@ -383,6 +399,14 @@ def _entries(mask: Tensor, counts: np.ndarray | None) -> tuple[Tensor, Tensor]:
         return mask.nonzero(as_tuple=True)
     entries = mask.flatten().byte().argsort(descending=True, stable=True)[: int(counts.sum())]
     return entries // mask.shape[1], entries % mask.shape[1]
+
+
+def _two_copies(matrix: Tensor) -> Tensor:
+    """Repeats a batch's matrix for queries and functions that do not meet. Between them, numbers are very small."""
+    if matrix.dim() == 1:
+        return torch.cat([matrix, matrix])
+    between = torch.full_like(matrix, False if matrix.dtype == torch.bool else -1e4)
+    return torch.cat([torch.cat([matrix, between], 1), torch.cat([between, matrix], 1)])
 
 
 def excluding(columns: Tensor | None, excluded: Tensor) -> Tensor:

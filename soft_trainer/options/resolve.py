@@ -125,7 +125,7 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     check_options(args)
     given = {field.name: getattr(args, field.name, None) for field in fields(SoftInfoNCEOptions)}
     options = SoftInfoNCEOptions(**{name: value for name, value in given.items() if value is not None})
-    loss = resolve_loss(options, estimator)
+    loss = resolve_loss(options, estimator, args.world_size)
     return Plan(
         loss,
         options,
@@ -137,7 +137,7 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     )
 
 
-def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
+def resolve_loss(options: SoftInfoNCEOptions, estimator=None, processes: int = 1) -> Criterion:
     """Returns the loss settings of a run. The estimator supplies defaults for options that are None.
 
     Raises:
@@ -181,7 +181,10 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
             "loss=soft_info_nce, or loss=info_nce with distill_weight"
         )
     if ":" in loss.loss + loss.weighting:  # tests try out the package's own functions
-        loss.try_out()
+        divided_by = f"{processes} processes" if processes > 1 else ""
+        if options.gradient_cache_chunk_size is not None:
+            divided_by = f"gradient_cache_chunk_size={options.gradient_cache_chunk_size}"
+        loss.try_out(divided_by)
     return loss
 
 
