@@ -58,8 +58,8 @@ class SoftInfoNCETrainer(RunTrainer):
             adapter (`model.add_adapter`). A `PeftModel` is unwrapped, and so is a `SentenceTransformer` if an
             `EncoderProfile` can describe its modules. A folder or a name on the Hub is loaded with its tokenizer.
         args: `SoftInfoNCETrainingArguments` or plain `transformers.TrainingArguments`. Without an estimator among the
-            callbacks, `SoftInfoNCETrainingArguments` select the command line's default estimator, and plain
-            `TrainingArguments` train with InfoNCE.
+            callbacks, the former select the command line's default estimator, and the latter BM25. A subclass with its
+            own `compute_loss` or `block_loss`, and batches of fewer than five pairs, train with InfoNCE by default.
         train_dataset: pairs of a query and a function with the columns that `load_rows` recognises, as a `Dataset`, a
             data frame or a list of dicts, or a `Split` of queries, corpus and judgments. A dict holds several sources;
             each batch comes from one source. The trainer stores the pairs as `train_dataset` and the `Split` as
@@ -109,7 +109,12 @@ class SoftInfoNCETrainer(RunTrainer):
         split = training_split(train_dataset, "train_dataset", columns, starting.profile)
         sets = evaluation_splits(eval_dataset, codebase, "eval_dataset", columns)
         details = details or RunDetails()
-        setup = set_up(starting, args, split, sets, callbacks, kwargs.get("compute_metrics"), details.about)
+        own_loss = None
+        for name in ("compute_loss", "block_loss"):
+            if getattr(type(self), name) is not getattr(SoftInfoNCETrainer, name):
+                own_loss = type(self).__name__
+        compute_metrics = kwargs.get("compute_metrics")
+        setup = set_up(starting, args, split, sets, callbacks, compute_metrics, details.about, own_loss)
         self.columns = columns
         self.codebase = codebase
         super().__init__(setup, details, data_collator=data_collator, **kwargs)

@@ -331,8 +331,8 @@ class EstimatorOptions:
     estimator: str | None = option(
         "bm25",
         f"Estimator for weights and similar rows: {', '.join(ESTIMATORS)}, or module:Class. "
-        "initial_model is the encoder before training. Default: initial_model for search encoders, none for base, "
-        "the teacher of distilled ones, otherwise bm25.",
+        "initial_model is the encoder before training. Default: initial_model for search encoders, the teacher of "
+        "distilled ones, otherwise bm25.",
         choices=tuple(ESTIMATORS),
         own=True,
         refers_to="code",

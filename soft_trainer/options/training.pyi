@@ -34,7 +34,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             otherwise random.
         estimator: Estimator for weights and similar rows: none, bm25, trained_model, simcse, initial_model, scores,
             or module:Class. initial_model is the encoder before training. Default: initial_model for search encoders,
-            none for base, the teacher of distilled ones, otherwise bm25.
+            the teacher of distilled ones, otherwise bm25.
         estimator_model: Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION.
         estimator_cache_dir: Folder for cached row embeddings, or none for no cache. Default: in the Hugging Face
             home.
@@ -131,8 +131,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     group_by_length, one_language, or similar. Default: similar for search encoders, otherwise random."""
     estimator: str | None = "bm25"
     """Estimator for weights and similar rows: none, bm25, trained_model, simcse, initial_model, scores, or
-    module:Class. initial_model is the encoder before training. Default: initial_model for search encoders, none for
-    base, the teacher of distilled ones, otherwise bm25."""
+    module:Class. initial_model is the encoder before training. Default: initial_model for search encoders, the teacher
+    of distilled ones, otherwise bm25."""
     estimator_model: str | None = None
     """Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION."""
     estimator_cache_dir: str | None = None

@@ -493,6 +493,12 @@ def compared(fingerprint: Callable[[], Mapping], checkpoint: str | None) -> dict
             raise UserError(
                 f"{checkpoint}: was trained in float32, and this run would train in bf16; resume with --bf16 false"
             )
+        loss = "the criterion's loss"
+        if then["format"] == now["format"] and (then[loss], now[loss]) == ("info_nce", "soft_info_nce"):
+            raise UserError(
+                f"{checkpoint}: was trained with InfoNCE, and this run would train with Soft-InfoNCE; resume with "
+                "loss=info_nce"
+            )
         if changed := changes(then, now, MAY_CHANGE_ON_RESUME):
             raise UserError(
                 f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings, and with at "

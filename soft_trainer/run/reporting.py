@@ -68,11 +68,6 @@ def warnings_of(trainer) -> list[str]:
     warnings = []
     if isinstance(args, TrainingOptions):
         warnings += unread_lines(args, plan.unread | args.unread)
-    elif plan.criterion.loss == "info_nce":
-        warnings.append(
-            f"{type(args).__name__} without an estimator train with InfoNCE, where SoftInfoNCETrainingArguments train "
-            "with Soft-InfoNCE; pass these, or an estimator in callbacks"
-        )
     if args.hub_model_id and not args.push_to_hub and not (args.hub_token or get_token()):
         warnings.append(f"warning: hub_model_id={args.hub_model_id}: log in with `hf auth login` before pushing")
     if encoder.score_function == "cosine" and encoder.score_scale == 1:

@@ -16,6 +16,7 @@ from soft_trainer.encoders.static import exclude_unknown_token
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
+from soft_trainer.options.defaults import estimator_name
 from soft_trainer.run import preflight
 from soft_trainer.run.saving import SavingTrainer
 from soft_trainer.run.setup import Setup
@@ -64,8 +65,17 @@ class PlannedTrainer(SavingTrainer):
             self.estimator.bind(self.text_encoder)
 
     def add_callback(self, callback) -> None:
-        """Adds a callback. An estimator or an `EstimatorCallback` supplies the weights from now on."""
+        """Adds a callback. An estimator or an `EstimatorCallback` supplies the weights from now on.
+
+        It replaces the default estimator.
+        """
         (callback,) = with_estimators([callback])
+        if isinstance(callback, EstimatorCallback) and self.estimator_callback and self.estimator_callback.by_default:
+            self.remove_callback(self.estimator_callback)
+            self.estimator_callback = None
+            if getattr(self.args, "origins", None) is not None:
+                self.args.estimator = estimator_name(callback.estimator)
+                self.args.origins["estimator"] = "you"
         super().add_callback(callback)
         if isinstance(callback, EstimatorCallback):
             self.estimator_callback = find_estimator_callback({self.estimator_callback, callback})
