@@ -33,6 +33,7 @@ ORDER = [
     ("references",),
     ("shares",),
     ("choices",),
+    ("cards",),
     ("fingerprints",),
     ("files",),
     ("terminal",),
