@@ -6,6 +6,8 @@ import multiprocessing
 from dataclasses import dataclass, fields
 
 from transformers import SchedulerType, TrainingArguments
+from transformers.integrations import integration_utils
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from soft_trainer.choices import COMPARE_CODES
 from soft_trainer.criterion import Criterion
@@ -15,6 +17,7 @@ from soft_trainer.files import check_writable
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions, TrainingOptions
 from soft_trainer.options.option_spec import OptionSpec, check_values, option_specs
 from soft_trainer.references import NamedFunction, name_functions
+from soft_trainer.terminal import nearest
 
 # Options that cannot be turned on, each with the reason.
 REFUSED = {
@@ -223,6 +226,13 @@ def check_options(args: TrainingArguments) -> None:
             value = getattr(owner, name, None)
             if value:
                 raise UserError(f"{prefix}{name}={value}: has no effect in this run; {reason}")
+    for name in args.report_to:
+        if name not in INTEGRATION_TO_CALLBACK:
+            near = nearest(name, list(INTEGRATION_TO_CALLBACK))
+            raise UserError(f"report_to={name}: use none or some of {', '.join(INTEGRATION_TO_CALLBACK)}{near}")
+        is_available = getattr(integration_utils, f"is_{name}_available", None)
+        if is_available is not None and not is_available():
+            raise UserError(f"report_to={name}: not installed; pip install {name}, or set report_to=none")
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")
     parallelism = getattr(args, "parallelism_config", None)
