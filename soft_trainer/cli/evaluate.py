@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
                 if not args.overwrite and (file.exists() or Path(f"{file}.qrels").exists()):
                     raise UserError(
                         f"run_file={path}: {file} or {file}.qrels would be overwritten; set another run_file, or "
-                        "overwrite=true"
+                        "--overwrite true"
                     )
         trainer = SoftInfoNCETrainer(encoder, args, details=dataclasses.replace(rows, followed=()))
         if data_args.source_dir and data_args.mining_keep is None:

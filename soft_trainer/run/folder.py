@@ -274,10 +274,10 @@ class OutputFolder(TrainerCallback):
         if checkpoint is not None and Path(checkpoint).resolve().is_relative_to(self.path.resolve()):
             self.overwrite = False  # the trainer compares the run with the checkpoint
         elif state.name == OTHER and not self.overwrite:
-            raise UserError(f"output_dir={self.path}: {state.why}: set another output_dir, or overwrite=true")
+            raise UserError(f"output_dir={self.path}: {state.why}: set another output_dir, or --overwrite true")
         elif checkpoint is None and state.name == STOPPED and not self.overwrite:
             checkpoint = state.checkpoint
-            print_on_main(f"Continuing from {checkpoint}; overwrite=true starts from the beginning")
+            print_on_main(f"Continuing from {checkpoint}; --overwrite true starts from the beginning")
         return False, checkpoint
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
@@ -502,8 +502,8 @@ def compared(fingerprint: Callable[[], Mapping], checkpoint: str | None) -> dict
         if changed := changes(then, now, MAY_CHANGE_ON_RESUME):
             raise UserError(
                 f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings, and with at "
-                "least its original length, because the learning rate depends on it; overwrite=true without "
-                "resume_from_checkpoint starts a new run"
+                "least its original length, because the learning rate depends on it; --overwrite true without "
+                "--resume_from_checkpoint starts a new run"
             )
         return now
 

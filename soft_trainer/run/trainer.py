@@ -30,7 +30,7 @@ from soft_trainer.data.trained_rows import warn_of_trained_pairs
 from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
 from soft_trainer.encoders.loading import load_model
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
+from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator, InitialModelEstimator
 from soft_trainer.files import ADAPTER_WEIGHTS, ROLLING
 from soft_trainer.run import interruption, preflight
 from soft_trainer.run.fingerprint import (
@@ -151,7 +151,7 @@ class RunTrainer(PlannedTrainer):
                     code = self.starting.trust_remote_code
                     model = load_model(self.args.output_dir, self.encoder, trust_remote_code=code)
                     self.model = self.model_wrapped = model.to(self.args.device)
-                    print_on_main(f"{self.args.output_dir}: already done; overwrite=true trains again")
+                    print_on_main(f"{self.args.output_dir}: already done; --overwrite true trains again")
                     return TrainOutput(0, 0.0, {})
                 if not reports:
                     self.report = None
@@ -259,6 +259,15 @@ class RunTrainer(PlannedTrainer):
         kind = self.accelerator.distributed_type.value
         table = banner(self.args, loss_table(self), setup_table(self), self.encoder, kind)
         print_on_main("\n".join([table, *warnings_of(self)]))
+        pairs = self.plan.batch_size * self.plan.processes * self.args.gradient_accumulation_steps
+        read = self.args.max_steps * pairs
+        if isinstance(self.estimator, EncodedRowsEstimator) and 0 < read < len(self.train_dataset):
+            queries, codes = len(self.train_split.queries), len(self.train_split.corpus)
+            none = "--estimator none" if getattr(self.args, "from_command_line", False) else 'estimator="none"'
+            print_on_main(
+                f"{type(self.estimator).__name__} encodes {queries:,} queries and {codes:,} functions before "
+                f"the first step, although {self.args.max_steps} steps read only {read:,} pairs; {none} begins at once"
+            )
         self.prepare_rows()
         fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
         preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])

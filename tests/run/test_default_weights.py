@@ -93,6 +93,23 @@ def test_another_estimator_replaces_the_default_but_not_one_that_was_chosen(made
     assert type(made(args=dict(PLAIN), rows=rows, callbacks=[ScoresEstimator()]).estimator) is ScoresEstimator
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_steps": 2}, True),
+        ({"max_steps": 3}, False),  # as many pairs as there are rows
+        ({"max_steps": 1, "gradient_accumulation_steps": 2}, True),
+        ({"max_steps": 2, "gradient_accumulation_steps": 2}, False),
+        ({"max_steps": 2, "estimator": "bm25"}, False),  # reads all rows in milliseconds
+        ({"num_train_epochs": 1}, False),
+    ],
+)
+def test_an_estimator_that_encodes_more_than_the_steps_read_says_so(made, options, said, capsys):
+    made(args={"estimator": "initial_model", "estimator_cache_dir": "none"} | options)._prepare_training()
+    line = 'steps read only 16 pairs; estimator="none" begins at once'
+    assert (line.replace("steps", f"{options.get('max_steps')} steps") in capsys.readouterr().err) == said
+
+
 def test_an_evaluation_alone_has_no_estimator(made, dataset):
     for args in (PLAIN, {}):
         assert made(args=dict(args), rows=None, eval_dataset=dataset).estimator is None
