@@ -138,8 +138,9 @@ class ProgressLines(TrainerCallback):
             self._next_line = time.monotonic() + LINE_SECONDS
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Stores the logged loss."""
-        self._logged = (logs or {}).get("loss", self._logged)
+        """Stores the logged loss or, if a short run has logged none, its mean."""
+        logs = logs or {}
+        self._logged = logs.get("loss", logs.get("train_loss") if self._logged is None else self._logged)
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         """Prints an evaluation's metrics, or only the MRRs if there are any."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
+from transformers.utils import logging
 
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import Encoder
@@ -24,7 +25,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.folder import check_named
 from soft_trainer.run.preflight import complete_launch, make_plan
 from soft_trainer.run.starting import StartingEncoder
-from soft_trainer.terminal import print_on_main
+from soft_trainer.terminal import print_on_main, shows_bars
 from soft_trainer.weights import smallest_batch
 
 
@@ -113,6 +114,8 @@ def set_up(
     Raises:
         UserError: the settings are incompatible with one another, the rows or the encoder.
     """
+    if not shows_bars():
+        logging.disable_progress_bar()  # of loading and saving weights
     args = args or SoftInfoNCETrainingArguments()
     callbacks = with_estimators(callbacks)
     callback = find_estimator_callback(callbacks)
