@@ -14,6 +14,7 @@ from torch import Tensor
 
 from soft_trainer import choices, losses, weights as weightings
 from soft_trainer.errors import UserError
+from soft_trainer.loss_options import LossOptions
 from soft_trainer.references import NamedFunction, import_reference
 from soft_trainer.weights import cancel_above_ratio, cancel_top_k, smallest_batch
 
@@ -68,22 +69,11 @@ class Targets:
         return dataclasses.replace(self, **tensors)
 
 
-@dataclass(frozen=True)
-class Criterion:
+@dataclass
+class Criterion(LossOptions):
     """A training loss with its settings. Call it with the scores and targets of a batch to compute the loss.
 
-    Args:
-        loss: a key of `LOSSES`, or a user's function as `module:name`; in training arguments, also any callable.
-        weighting: the function that turns similarities into weights: a key of `WEIGHTINGS`, or a user's function as
-            `module:name`.
-        alpha, beta, temperature, floor: the parameters of Eq. 4 and of the softmax before it.
-        margin: the margin of positive-aware weights. They also use `temperature`.
-        infonce_weight, kl_weight: the weights of the two terms in `kl_regularization`.
-        cancel: false-negative cancellation (Section 4.4): "none", "top_k" or "ratio".
-        cancel_k: how many of the most similar negatives "top_k" cancels.
-        cancel_ratio: "ratio" cancels a negative whose similarity exceeds this ratio times the positive's similarity.
-        distill_weight: the weight of an additional loss, the KL divergence from the estimator. 0 turns it off.
-        distill_temperature: the temperature of the estimator's softmax in the additional loss.
+    The settings are the fields of `LossOptions`. Those that an estimator decides have BM25's values by default.
 
     Example:
         >>> criterion = Criterion("soft_info_nce", alpha=1.5, beta=0.5)
@@ -92,19 +82,11 @@ class Criterion:
     """
 
     loss: str = "soft_info_nce"
-    weighting: str = "linear"
     alpha: float = 1.5
     beta: float = 0.5
     temperature: float = 1.0
-    floor: float = 0.1
     margin: float = 0.0
-    distill_weight: float = 0.0
     distill_temperature: float = 1.0
-    infonce_weight: float = 1.3
-    kl_weight: float = 0.7
-    cancel: str = "none"
-    cancel_k: int = 3
-    cancel_ratio: float = 0.5
 
     # ---- On a batch ----
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
+from soft_trainer.option_spec import option_specs
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import option_specs
 from soft_trainer.terminal import one_line_errors, print_on_main
 
 SHARED = {}

@@ -19,8 +19,8 @@ from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import TEACHER_WEIGHT
-from soft_trainer.options.option_spec import ENCODER, changed_options
+from soft_trainer.loss_options import TEACHER_WEIGHT
+from soft_trainer.option_spec import ENCODER, changed_options
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.references import import_reference
 from soft_trainer.terminal import print_on_main

@@ -14,8 +14,9 @@ from soft_trainer.criterion import Criterion
 from soft_trainer.encoders.encoding import parse_dims
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
-from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions, TrainingOptions
-from soft_trainer.options.option_spec import OptionSpec, check_values, option_specs
+from soft_trainer.loss_options import LossOptions
+from soft_trainer.option_spec import OptionSpec, check_values, option_specs
+from soft_trainer.options.fields import SoftInfoNCEOptions, TrainingOptions
 from soft_trainer.references import NamedFunction, name_functions
 from soft_trainer.terminal import nearest
 

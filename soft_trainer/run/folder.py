@@ -46,7 +46,7 @@ from soft_trainer.files import (
     write_json,
 )
 from soft_trainer.fingerprints import file_fingerprint, plain_settings
-from soft_trainer.options.option_spec import references
+from soft_trainer.option_spec import references
 from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.run.fingerprint import (
     MAY_CHANGE,

@@ -21,8 +21,8 @@ from soft_trainer.evaluation.results import change_of_mrr
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_corpus, by_query, means
 from soft_trainer.files import PROFILE_FILE
 from soft_trainer.model_card import write_model_card
+from soft_trainer.option_spec import unread_lines
 from soft_trainer.options.fields import CODESEARCHNET
-from soft_trainer.options.option_spec import unread_lines
 from soft_trainer.run.record import draw_training, trainer_record, training_numbers, write_run
 from soft_trainer.run.reporting import print_results
 from soft_trainer.terminal import print_on_main

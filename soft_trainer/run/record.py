@@ -22,8 +22,8 @@ from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.files import DEPENDS_ON, LISTED, RECORD_FORMAT, TRAINING_PICTURE, write_results
 from soft_trainer.fingerprints import environment, plain_settings, written_files
 from soft_trainer.model_card import license_of
+from soft_trainer.option_spec import changed_options, references
 from soft_trainer.options.defaults import estimator_name
-from soft_trainer.options.option_spec import changed_options, references
 from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.run.fingerprint import affects_results, option_values
 from soft_trainer.run.folder import CONTINUED

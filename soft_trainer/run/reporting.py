@@ -16,9 +16,9 @@ from soft_trainer.encoders.encoding import dimensions
 from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.results import CHANGE, MARGIN, examples, metrics_table
+from soft_trainer.option_spec import unread_lines
 from soft_trainer.options.defaults import LORA_RATE
 from soft_trainer.options.fields import TrainingOptions
-from soft_trainer.options.option_spec import unread_lines
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, shows_bars, table
 
 # The options behind some rows of the table before training. Other rows have the name of their option.

@@ -17,9 +17,9 @@ from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.estimators.registry import choose_estimator, estimator_of_run
+from soft_trainer.option_spec import ENCODER, changed_options
 from soft_trainer.options.defaults import apply_defaults, default_output_dir
 from soft_trainer.options.fields import EstimatorOptions
-from soft_trainer.options.option_spec import ENCODER, changed_options
 from soft_trainer.options.resolve import Plan
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.folder import check_named

@@ -27,10 +27,10 @@ from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.estimators.registry import estimator_of_run
+from soft_trainer.option_spec import option_specs
 from soft_trainer.options import defaults
 from soft_trainer.options.defaults import METHODS, SCHEDULE, SCHEDULES, apply_defaults, choose_precision
 from soft_trainer.options.fields import TrainingOptions
-from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.run.preflight import warn_of_another_teacher

@@ -21,9 +21,9 @@ from transformers.integrations import integration_utils
 from soft_trainer import BM25Estimator
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.files import check_writable
+from soft_trainer.option_spec import OptionSpec, option_specs
 from soft_trainer.options.fields import DataArguments, EstimatorOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import OptionSpec, option_specs
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.options.resolve import RANGES, REFUSED, check_options, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
