@@ -99,7 +99,9 @@ def run(arguments: argparse.Namespace) -> None:
             sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": encoder.label}) + "\n")
             print_examples(run)
             if arguments.output_dir:
-                write_run(run, {name: value for name, value in run.record().items() if name not in ABOUT_TRAINING})
+                write_run(
+                    run, {name: value for name, value in run.trainer.record().items() if name not in ABOUT_TRAINING}
+                )
                 print_on_main(f"Written to {args.output_dir}")
 
         trainer.measure("trained", finish, arguments.run_depth if arguments.run_file else 10)

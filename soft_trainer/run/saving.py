@@ -65,11 +65,16 @@ class SavingTrainer(Trainer):
 
     def create_model_card(self, folder: str | Path | None = None) -> Path | None:
         """Writes the model card into a folder, by default the output folder. Returns its path, or None on failure."""
+        return write_model_card(folder or self.args.output_dir, self.record())
+
+    def record(self) -> dict[str, object]:
+        """Returns the run's record, which the card, `run.json` and the report are written from (see `model_card`)."""
+        report = self.report
+        if report is None or report.step != self.state.global_step:
+            return trainer_record(self) | {"results": evaluated_results(self, of_training=True)}
         # The report has measured the sets of the evaluations during training.
-        reported = self.report is not None and self.report.step == self.state.global_step
-        record = self.report.record() if reported else trainer_record(self)
-        record["results"] = evaluated_results(self, not reported) | record.get("results", {})
-        return write_model_card(folder or self.args.output_dir, record)
+        results = evaluated_results(self, of_training=False) | report.results
+        return trainer_record(self, report.statistics) | {"results": results, "chosen_on": report.chosen_on}
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Checks before training that a push would work, and creates the repository on the Hub if necessary.
