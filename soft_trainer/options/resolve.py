@@ -227,7 +227,7 @@ def check_options(args: TrainingArguments) -> None:
             value = getattr(owner, name, None)
             if value:
                 raise UserError(f"{prefix}{name}={value}: has no effect in this run; {reason}")
-    for name in args.report_to:
+    for name in args.report_to or ():
         if name not in INTEGRATION_TO_CALLBACK:
             near = nearest(name, list(INTEGRATION_TO_CALLBACK))
             raise UserError(f"report_to={name}: use none or some of {', '.join(INTEGRATION_TO_CALLBACK)}{near}")

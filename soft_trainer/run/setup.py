@@ -146,7 +146,7 @@ def _chosen_estimator(
     A loss of the user's and batches too small for Eq. 4 train with InfoNCE, unless the arguments ask for weights.
     """
     plain = not isinstance(args, SoftInfoNCETrainingArguments)
-    by_default = plain or args.origins["estimator"] == ENCODER
+    by_default = plain or args.origins.get("estimator") == ENCODER
     weighs = plain or (args.estimator == "bm25" and args.loss is None)
     if by_default and weighs:
         pairs = args.per_device_train_batch_size
@@ -167,4 +167,4 @@ def _chosen_estimator(
         estimator = choose_estimator(EstimatorOptions(), starting.profile.query_columns)
     else:
         estimator = estimator_of_run(args, starting.profile, starting.trust_remote_code, split)
-    return estimator and EstimatorCallback(estimator, by_default)
+    return None if estimator is None else EstimatorCallback(estimator, by_default)

@@ -357,7 +357,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_earlier_encoder(script, 
     run = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out"}
     assert script(**run)[0] == 0
     weights = (tmp_path / "out" / "model.safetensors").read_bytes()
-    export = SavingTrainer.export
+    export = SavingTrainer.save_encoder
 
     def on_a_full_disk(self, folder, *args, **kwargs):
         if ASIDE not in str(folder):
@@ -370,7 +370,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_earlier_encoder(script, 
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SavingTrainer, "export", on_a_full_disk)
+        patch.setattr(SavingTrainer, "save_encoder", on_a_full_disk)
         code, said = script(**run | {"overwrite": True, "seed": 7})
     assert code == 2 and "cannot save to" in said[-1]
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights

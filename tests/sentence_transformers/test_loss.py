@@ -133,19 +133,6 @@ def test_a_teacher_by_name_is_a_trained_model_whose_scores_the_loss_learns(pairs
     assert off(*given).item() == plain
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["linear", "positive_aware"])
-def test_negatives_that_only_their_row_names_change_the_loss_of_all_queries(name, tuples, still, features_of):
-    rows = with_rows(tuples.select(ROWS))
-    given = features_of(still, rows, range(len(ROWS)))
-    expected = step(loss_of(still, rows, **OPTIONS[name]), *given)
-    pairs_only = with_rows(tuples.select(ROWS).select_columns(["anchor", "positive"]))
-    pairs_given = features_of(still, pairs_only, range(len(ROWS)))
-    assert abs(loss_of(still, pairs_only, **OPTIONS[name])(*pairs_given).item() - expected[0]) > 1e-2
-    cached = loss_of(still, rows, CachedSoftInfoNCELoss, mini_batch_size=3, **OPTIONS[name])
-    assert_same(step(cached, *given), expected)
-
-
 def test_rows_are_found_by_their_texts_whatever_their_order(tuples, still, features_of):
     train_dataset = with_rows(tuples)
     given = features_of(still, train_dataset, ROWS)
