@@ -32,7 +32,7 @@ from soft_trainer import distributed
 from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import GraphColumn, TokenColumn, column_of
+from soft_trainer.data.tokens import GraphColumn, TokenColumn, token_column
 from soft_trainer.encoders.encoding import comparable, embed_sharded, encode, placed, score
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -380,4 +380,4 @@ class SoftInfoNCETrainer(RunTrainer):
     def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
         """Tokenises the queries or functions in `rows`, in one process per machine. The others read the cache."""
         with self.args.main_process_first(desc=f"tokenising {side}"):
-            return column_of(rows, side, self.encoder, self.processing_class)
+            return token_column(rows, side, self.encoder, self.processing_class)

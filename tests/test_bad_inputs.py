@@ -9,7 +9,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from soft_trainer.data.layouts.files import SPLITS
+from soft_trainer.data.folders import SPLITS
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.files import write_rows
 

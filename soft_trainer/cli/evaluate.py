@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> None:
         # Imported here, so that errors in options are reported without waiting for torch.
         from soft_trainer import SoftInfoNCETrainer, distributed
         from soft_trainer.encoders.loading import profile_warnings
-        from soft_trainer.evaluation.results import LABELS, metrics_table
+        from soft_trainer.evaluation.ranked_queries import LABELS
+        from soft_trainer.evaluation.results import metrics_table
         from soft_trainer.run.folder import record_of
         from soft_trainer.run.record import write_run
         from soft_trainer.run.reporting import print_examples

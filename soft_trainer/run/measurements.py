@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from soft_trainer import distributed
+from soft_trainer.data.columns import row_texts, text_column
 from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics, statistics_table
-from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import retrieval_metrics
@@ -170,4 +170,4 @@ class Measurements(TrainerCallback):
 
 
 def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:
-    return [text.split() for text in column_texts(rows, text_column(rows, columns, side))]
+    return [text.split() for text in row_texts(rows, text_column(rows, columns, side))]

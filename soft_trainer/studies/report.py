@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.results import LABELS
+from soft_trainer.evaluation.ranked_queries import LABELS
 from soft_trainer.evaluation.significance import difference_text, holm
 from soft_trainer.files import (
     NUMBERS,

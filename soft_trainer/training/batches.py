@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from soft_trainer import distributed
+from soft_trainer.data.columns import text_ids
 from soft_trainer.data.split import RelevantCodes, Split
-from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts, text_ids
+from soft_trainer.data.tokens import SIDES, TokenColumn, encoder_texts
 from soft_trainer.encoders.encoding import mapped_inputs
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -234,6 +235,6 @@ def ignore_interrupts(worker: int) -> None:
 
 def relevant_codes(split: Split, profile: EncoderProfile) -> RelevantCodes:
     """Returns a look-up of relevant functions among the training rows, by the texts that the encoder reads."""
-    queries = text_ids(side_texts(split.queries, "query", profile))
-    codes = text_ids(side_texts(split.corpus, "code", profile))
+    queries = text_ids(encoder_texts(split.queries, "query", profile))
+    codes = text_ids(encoder_texts(split.corpus, "code", profile))
     return RelevantCodes(split.judgments.stored, queries, codes)

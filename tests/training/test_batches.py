@@ -9,8 +9,9 @@ from datasets import Dataset
 from scipy import sparse
 
 from soft_trainer.criterion import Criterion
+from soft_trainer.data.columns import text_ids
 from soft_trainer.data.split import RelevantCodes, Split
-from soft_trainer.data.tokens import TokenColumn, text_ids
+from soft_trainer.data.tokens import TokenColumn
 from soft_trainer.encoders.encoding import Collator
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.training import targets as making

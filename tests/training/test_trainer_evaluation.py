@@ -14,7 +14,7 @@ from transformers import EarlyStoppingCallback, EvalPrediction
 from transformers.trainer_utils import denumpify_detensorize
 
 from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer
-from soft_trainer.data import load
+from soft_trainer.data import load, make_splits
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 
@@ -288,7 +288,8 @@ def test_a_split_is_checked_once(trainer_of, dataset, monkeypatch):
         checked.append(split)
         check(split, *options, **named)
 
-    monkeypatch.setattr(load, "check_split", counting)
+    for module in (load, make_splits):
+        monkeypatch.setattr(module, "check_split", counting)
     split = Split.from_pairs(dataset)
     trainer = trainer_of(arguments={"eval_dataset": {"a": split}, "codebase": None})
     assert len(checked) == 2  # with the rows for training
