@@ -26,6 +26,8 @@ ORDER = [
     ("mining",),
     ("encoders",),
     ("criterion",),
+    ("loss_options",),
+    ("option_spec",),
     ("losses", "weights"),
     ("dataflow",),
     ("source",),
