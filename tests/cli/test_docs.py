@@ -109,7 +109,6 @@ def test_contributors_find_names_in_the_files_that_the_page_gives():
     assert not missing
 
 
-# The questions whose answers end within five files.
 def test_an_answer_ends_within_six_files():
     table = FOR_CONTRIBUTORS.split("| question | where |")[1].split("\n\n")[0]
     for row in table.splitlines()[3:]:  # the first row refers to the sections below
