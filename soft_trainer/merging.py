@@ -104,6 +104,13 @@ def merge_encoders(
         raise UserError(f"output_dir={folder}: already exists and is not empty; choose a new folder")
     record = _record(base, models, ratio)
     profile = resolve_profile(models[0])
+    for name in (base, *models[1:]):
+        weights = resolve_profile(name).token_weights
+        if weights != profile.token_weights:
+            raise UserError(
+                f"{name}: token_weights={weights}, but {models[0]} has token_weights={profile.token_weights}; merge "
+                "encoders that were trained with the same"
+            )
     tokenizer = load_tokenizer(models[0], profile, trust_remote_code=trust_remote_code)
     adapter = saved_adapter(models[0])
     if adapter is None or len(models) > 1:

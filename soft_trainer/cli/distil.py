@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 
 from soft_trainer.cli.shared_options import add_overwrite
+from soft_trainer.encoders.pooling import TOKEN_WEIGHTS
 from soft_trainer.encoders.static_encoder import default_static_folder
 from soft_trainer.terminal import print_on_main
 
@@ -30,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--vocabulary_size", type=int, default=32768, help="maximum number of words (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--token_weights",
+        choices=TOKEN_WEIGHTS,
+        default="log",
+        help="how often a word that occurs c times counts: log(1 + c) times, or c times as in other libraries (count)",
     )
     add_overwrite(parser, "an earlier encoder")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with a model")

@@ -87,7 +87,7 @@ def compare_encoders(encoder: Encoder, theirs, name: str, unknown: list[str] | N
         setattr(module, attribute, min(length, LONGEST))
         lengths[f"{side}_length"] = min(own, LONGEST)
     module.max_seq_length = min(longest, LONGEST)
-    profile = profile.replace(**lengths)
+    profile = profile.replace(**lengths, token_weights="count")  # sentence-transformers knows no other weights
     ours = Encoder(encoder.model, encoder.tokenizer, profile)
     try:
         for side, encode, expected in (

@@ -256,6 +256,8 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
         raise UserError(f"model: {kind.__name__} also has a decoder; pass {encoder} instead")
     if profile.pooling == "pooler" and getattr(model, "pooler", None) is None:
         raise UserError(f"pooling=pooler: {kind.__name__} has no pooler; use cls, mean or last_token")
+    if profile.token_weights == "log" and not is_static(config):
+        raise UserError(f"token_weights=log: {kind.__name__} is not a static encoder; use count")
     attention = str(getattr(config, "_attn_implementation", ""))
     if profile.data_flow_length and "flash" in attention:
         raise UserError(f"attn_implementation={attention}: does not support the mask for data flow; use sdpa or eager")
@@ -407,6 +409,11 @@ def given_encoder(
             encoder = Encoder(model[0].auto_model, tokenizer, profile)
             if given is None and is_comparable(encoder.model):
                 compare_encoders(encoder, model, "model")
+            if is_static(encoder.model.config):
+                # sentence-transformers takes the plain mean, and does not save the file that asks for another one.
+                with contextlib.suppress(UserError):  # the folder may be gone
+                    origin = resolve_profile(encoder.model.config._name_or_path)
+                    profile = profile.replace(token_weights=origin.token_weights)
         model = model[0].auto_model
     elif not (isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
         raise UserError(
