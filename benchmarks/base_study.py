@@ -116,7 +116,7 @@ def cosines(encode: Callable[[list[str], str], np.ndarray]) -> Callable[[list[st
 def embedder(rows: TrainingRows, vectors: np.ndarray) -> Callable[[list[str], str], np.ndarray]:
     """Returns a function that embeds texts with vectors."""
     table = torch.from_numpy(vectors)
-    return lambda texts, side: embed(table, *rows.flat(rows.ids(texts))).numpy()
+    return lambda texts, side: embed(table, rows.tokens(texts)).numpy()
 
 
 def bm25(queries: list[str], codes: list[str]) -> np.ndarray:
