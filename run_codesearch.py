@@ -30,7 +30,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     from soft_trainer.hub.background import check_pushes
     from soft_trainer.hub.dataset import push_data
     from soft_trainer.options.resolve import check_options
-    from soft_trainer.run.opening import open_run, search_command
+    from soft_trainer.shell.opening import open_run, search_command
 
     args.report = True
     with one_line_errors():

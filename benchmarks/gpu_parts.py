@@ -84,9 +84,10 @@ class Scale:
     texts: int = 2000  # that are encoded
     epoch: int = 134  # steps of the three precisions
     dropout_texts: int = 200
+    roof: int | None = None  # rows of the matrices in `matrix_rate`, if not its default
 
 
-TINY = Scale("64x2", "16,32", (4, 8), 2, 8, 4, 1, 1, 16, 4, 16, 3, 20)
+TINY = Scale("64x2", "16,32", (4, 8), 2, 8, 4, 1, 1, 16, 4, 16, 3, 20, 64)
 
 
 class Setting:
@@ -242,7 +243,7 @@ def machine_and_versions(setting: Setting) -> Result:
         cuda = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
         lines.append(["GPU", f"capability {capability}, {gibibytes(properties.total_memory):.0f} GiB, {cuda}"])
     dtypes = (torch.float32, torch.bfloat16)
-    rates = [f"{matrix_rate(setting.device, dtype) / 1e12:,.1f}" for dtype in dtypes]
+    rates = [f"{matrix_rate(setting.device, dtype, setting.scale.roof) / 1e12:,.1f}" for dtype in dtypes]
     lines.append(["TFLOP/s of matrix products in float32, bfloat16", ", ".join(rates)])
     start = setting.start()
     trainer = our_trainer(start, HALF)

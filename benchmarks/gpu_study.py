@@ -55,7 +55,7 @@ from soft_trainer.data.tokens import side_texts
 from soft_trainer.encoders.encoding import Encoder, comparable
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.ranking import rank_codes
-from soft_trainer.evaluation.significance import difference_text, paired_bootstrap, stratified_bootstrap
+from soft_trainer.evaluation.significance import compare_crossed, difference_text
 from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.terminal import table
 
@@ -360,9 +360,7 @@ def change(own: dict[str, np.ndarray], base: dict[str, np.ndarray], names: list[
         seeds = min(seeds, len(base[names[0]]))
     strata = [own[name][:seeds] - base[name][:seeds] for name in names]  # the untrained encoder has no seeds
     delta = float(np.concatenate([each.mean(0) for each in strata]).mean())
-    if seeds == 1 and len(names) == 1:
-        return difference_text(delta, paired_bootstrap(strata[0][0]), 3)
-    return difference_text(delta, stratified_bootstrap(strata), 3)
+    return difference_text(delta, compare_crossed([np.concatenate(strata, axis=1)]).interval, 3)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import os
 import platform
 import statistics
@@ -16,6 +17,8 @@ import datasets
 import numpy as np
 import torch
 import transformers
+
+from soft_trainer.encoders.passes import computes_bf16
 
 ROOF_SIZE = {"cpu": 2048, "cuda": 8192}  # rows of the square matrices in `matrix_rate`
 
@@ -97,9 +100,14 @@ def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
     return [value / other for value, other in zip(values, base, strict=True)]
 
 
-def matrix_rate(device: str, dtype: torch.dtype, repetitions: int = 15) -> float:
-    """The median operations a second of products of large square matrices, the most that the machine can do."""
-    size = ROOF_SIZE[device]
+def matrix_rate(device: str, dtype: torch.dtype, size: int | None = None, repetitions: int = 15) -> float:
+    """The median operations a second of products of large square matrices, the most that the machine can do.
+
+    NaN where bfloat16 is emulated, because one product would take minutes.
+    """
+    if dtype == torch.bfloat16 and not computes_bf16(torch.device(device)):
+        return math.nan
+    size = size or ROOF_SIZE[device]
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.mm(a, b)
     taken = [seconds(lambda: torch.mm(a, b, out=out), device) for _ in range(repetitions)]

@@ -275,7 +275,7 @@ def reciprocal(run: dict, name: str) -> np.ndarray:
 
 def table(arguments: argparse.Namespace) -> None:
     """Prints the MRR of every method with its own best learning rate, and its difference from the best external."""
-    from soft_trainer.evaluation.significance import stratified_bootstrap
+    from soft_trainer.evaluation.significance import compare_crossed
     from soft_trainer.terminal import table as markdown
 
     runs = finished()
@@ -303,7 +303,7 @@ def table(arguments: argparse.Namespace) -> None:
                 line.append("")
                 continue
             mean = np.concatenate([each.mean(0) for each in differences]).mean()
-            interval = stratified_bootstrap(differences)
+            interval = compare_crossed([np.concatenate(differences, axis=1)]).interval
             line.append(f"{mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]")
         lines.append(line)
     headers = ["method", "rate", "seeds", "valid", "CPU s", "known", f"- {base}", "hold-out", f"- {base}"]

@@ -62,7 +62,7 @@ def ndcg(paths: list[str], targets: set[str]) -> float:
 
 def main() -> None:
     """Measures and prints the table."""
-    from soft_trainer.evaluation.significance import stratified_bootstrap
+    from soft_trainer.evaluation.significance import compare_crossed
     from soft_trainer.search import CodeIndex
     from soft_trainer.terminal import table
 
@@ -107,7 +107,7 @@ def main() -> None:
             for number in range(len(repositories)):
                 differences.append(np.stack([values[name][number] - values[base][number] for name in names]))
             mean = np.concatenate([each.mean(0) for each in differences]).mean()
-            interval = stratified_bootstrap(differences)
+            interval = compare_crossed([np.concatenate(differences, axis=1)]).interval
             line.append(f"{mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]")
         lines.append(line)
     print(table(["encoder", "nDCG@10", "- words", "- untrained"], lines))

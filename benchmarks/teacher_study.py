@@ -376,7 +376,7 @@ def mean_of(own: dict[int, dict], name: str) -> np.ndarray:
 
 def difference(own: dict[int, dict], base: dict[int, dict], names) -> str:
     """Returns the difference in MRR over sets, with its interval over seeds and queries."""
-    from soft_trainer.evaluation.significance import stratified_bootstrap
+    from soft_trainer.evaluation.significance import compare_crossed
 
     seeds = sorted(own.keys() & base.keys())
     differences = []
@@ -385,7 +385,7 @@ def difference(own: dict[int, dict], base: dict[int, dict], names) -> str:
         of_base = np.stack([reciprocal(base[seed], name) for seed in seeds])
         differences.append(of_own - of_base)
     mean = np.concatenate([each.mean(0) for each in differences]).mean()
-    interval = stratified_bootstrap(differences)
+    interval = compare_crossed([np.concatenate(differences, axis=1)]).interval
     return f"{mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
 
 

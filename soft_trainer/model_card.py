@@ -21,7 +21,6 @@ The card omits settings that are None and empty sections. The encoder's profile 
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +30,7 @@ from pathlib import Path
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 
+from soft_trainer.cards import sign
 from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.hub_files import base_of, published_name, repository_file
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -39,6 +39,7 @@ from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
 from soft_trainer.files import (
     ADAPTER_CONFIG,
+    CARD,
     EVAL_RESULTS,
     MERGED_ADAPTER,
     PROFILE_FILE,
@@ -51,27 +52,19 @@ from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.option_spec import option_specs
 from soft_trainer.terminal import table
 
-logger = logging.getLogger(__name__)
-
 _METRIC_NAMES = {"mrr": "MRR"} | {f"recall@{k}": f"Recall@{k}" for k in (1, 5, 10)} | GRADED
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 
-def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
+def write_model_card(folder: str | Path, record: Mapping) -> Path:
     """Writes the model card, `README.md`, to an encoder's folder.
 
-    Test results on a data set from the Hub are also written to a file for the Hub's leaderboards.
-
-    Returns:
-        The path of the card, or None, after a warning, if it could not be written.
+    Test results on a data set from the Hub are also written to a file for the Hub's leaderboards. Returns the card's
+    path.
     """
-    path = Path(folder) / "README.md"
-    try:
-        write_text(path, str(model_card(folder, record)))
-        _write_leaderboard_results(Path(folder) / EVAL_RESULTS, record)
-    except Exception as error:  # the trained model is worth more than its card
-        logger.warning("Could not write the model card in %s: %s: %s", folder, type(error).__name__, error)
-        return None
+    path = Path(folder) / CARD
+    write_text(path, sign(str(model_card(folder, record))))
+    _write_leaderboard_results(Path(folder) / EVAL_RESULTS, record)
     return path
 
 
@@ -176,8 +169,8 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
         trained = systems.get("trained", {})
         part, _, language = split.partition("-")
         named = own
-        if part not in ("valid", "test") or language not in ("", *record["languages"]):
-            named = {"dataset_type": split, "dataset_name": split}  # sets of --eval_data_dir have their folders' names
+        if not dataset or part not in ("valid", "test") or language not in ("", *record["languages"]):
+            named = {"dataset_type": split, "dataset_name": split}  # a user's set
         for metric, title in (_METRIC_NAMES | shorter_titles(trained)).items():
             if metric in trained:
                 result = EvalResult(

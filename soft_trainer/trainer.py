@@ -1,7 +1,7 @@
 """Defines `SoftInfoNCETrainer`, which trains an encoder on query-code pairs and evaluates it by ranking a corpus.
 
 The constructor resolves the options into a plan, loads the encoder and makes the collator. `RunTrainer` in
-`training/run.py` keeps the run's folder, checkpoints and results. `transformers.Trainer` runs the loop, which calls:
+`run/trainer.py` keeps the run's folder, checkpoints and results. `transformers.Trainer` runs the loop, which calls:
 
     get_train_dataloader     returns the batches, which data workers build with `TrainBatches`
     training_step            runs one step on a batch
@@ -53,14 +53,14 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, by_corpus, mean_over_sets, rank_corpus
-from soft_trainer.training import interruption, preflight
+from soft_trainer.run import interruption, preflight
+from soft_trainer.run.setup import RunDetails, set_up
+from soft_trainer.run.trainer import RunTrainer
 from soft_trainer.training.batches import Batch, TrainBatches
 from soft_trainer.training.collator import PairCollator, pieces_of
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.prepared_rows import prepare_rows, train_loader
-from soft_trainer.training.run import RunTrainer
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
-from soft_trainer.training.setup import RunDetails, set_up
 from soft_trainer.training.targets import TargetMaker
 
 LOSS_BLOCK = 256  # with gradient caching, the scores of at least this many queries are computed at a time

@@ -21,10 +21,10 @@ _context.set_forkserver_preload(
         "run_codesearch",
         "soft_trainer.trainer",
         "soft_trainer.run.record",
-        "soft_trainer.run.building",
-        "soft_trainer.run.rows",
+        "soft_trainer.shell.building",
+        "soft_trainer.shell.rows",
         "soft_trainer.estimators.registry",
-        "soft_trainer.run.evaluation_sets",
+        "soft_trainer.shell.evaluation_sets",
         "transformers.models.roberta.modeling_roberta",
     ]
 )

@@ -84,7 +84,7 @@ def test_a_bad_input_is_one_line(script, paths, data_dir, tmp_path, monkeypatch,
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     for loading in ("load_model", "random_model"):
         monkeypatch.setattr(
-            f"soft_trainer.training.starting.{loading}", lambda *_, **__: pytest.fail("the model was loaded")
+            f"soft_trainer.run.starting.{loading}", lambda *_, **__: pytest.fail("the model was loaded")
         )
     code, lines = script(**arguments(paths, data_dir, options))
     errors = [line for line in lines if line.startswith("error: ")]

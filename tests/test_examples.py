@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
-from soft_trainer import load_encoder, load_rows
+from soft_trainer import SimCSEEstimator, load_encoder, load_rows
+from soft_trainer.errors import UserError
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
@@ -82,6 +84,23 @@ def test_simcse(run, data_dir, encoder_dir, tmp_path):
     words = ("--model", encoder_dir, "--batch_size", 4, "--max_steps", 2)
     run("simcse", data_dir, tmp_path / "out", *words)
     assert (tmp_path / "out" / "modules.json").is_file()
+
+
+def test_simcse_is_trained_on_the_texts_that_its_estimator_reads(data_dir, encoder_dir, monkeypatch):
+    """The rows have a docstring and its tokens, which are other texts."""
+    monkeypatch.syspath_prepend(EXAMPLES[0].parent)
+    import simcse
+
+    split = load_rows(data_dir)["train"]
+    assert {"docstring", "docstring_tokens"} <= {*split.queries.column_names}
+    texts = simcse.query_texts(str(data_dir))
+    estimator = SimCSEEstimator(encoder_dir, cache_dir=None)
+    estimator.fit(split)
+    embeddings = torch.nn.functional.normalize(load_encoder(encoder_dir).encode_queries(texts), dim=-1)
+    rows = range(len(texts))
+    torch.testing.assert_close(estimator.similarity(rows, rows), embeddings @ embeddings.T, atol=1e-5, rtol=0)
+    with pytest.raises(UserError, match="filter 'spelling'"):
+        simcse.query_texts(str(data_dir), filters="spelling")
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.neighbours import Excluded
 from soft_trainer.fingerprints import rows_fingerprint
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run import filtering, rows as run_rows
+from soft_trainer.shell import filtering, rows as shell_rows
 
 CODE = [
     (
@@ -61,7 +61,7 @@ class World:
 def world(tmp_path, model, tokenizer, profile, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(scratch, "TOKENIZERS", tmp_path / "tokenizers")
-    monkeypatch.setattr(run_rows, "MINED", tmp_path / "mined")
+    monkeypatch.setattr(shell_rows, "MINED", tmp_path / "mined")
     rows = [
         {
             "url": f"u{number}",
@@ -156,7 +156,7 @@ def history(world):
 
 def mined(world, **options):
     arguments = DataArguments(language="python", **options)
-    folder = run_rows._mined(arguments, "python")
+    folder = shell_rows._mined(arguments, "python")
     return {path.name: codesearchnet.load_jsonl(path)[:] for path in sorted(folder.glob("[tv]*.jsonl.gz"))}
 
 
@@ -218,7 +218,7 @@ def test_a_cache_is_read_only_if_nothing_has_changed(reader, world, monkeypatch)
         last.append(files is not None)
         return files
 
-    for module in (array_cache, scratch, run_rows):
+    for module in (array_cache, scratch, shell_rows):
         monkeypatch.setattr(module, "kept_files", spy)
     result = content_of(reader(world))
     assert last and not all(last)

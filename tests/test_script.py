@@ -14,8 +14,8 @@ import pytest
 
 from soft_trainer import SoftInfoNCETrainer
 from soft_trainer.options.parse import as_argv
-from soft_trainer.training.interruption import how_to_continue
-from soft_trainer.training.output_folder import mark_complete
+from soft_trainer.run.folder import mark_complete
+from soft_trainer.run.interruption import how_to_continue
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 TINY = {
@@ -67,7 +67,7 @@ def test_an_interruption_tells_how_to_continue_a_run_that_overwrites(tmp_path):
     assert "checkpoint-2, run the same command; in Python" in how_to_continue(args, step=2)
 
 
-@pytest.mark.parametrize("before", ["run.opening.load_data", "training.measurements.Measurements.measure"])
+@pytest.mark.parametrize("before", ["shell.opening.load_data", "run.measurements.Measurements.measure"])
 def test_ctrl_c_outside_of_training_is_one_line_too(script, data_dir, monkeypatch, before):
     def interrupt(*_, **__):
         raise KeyboardInterrupt

@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 from soft_trainer import BM25Estimator, losses
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
+from soft_trainer.run.folder import mark_complete, newest_complete
 from soft_trainer.training.finite import NotFiniteError
-from soft_trainer.training.output_folder import mark_complete, newest_complete
 
 
 def after_two_steps(event: str, action) -> TrainerCallback:

@@ -7,7 +7,7 @@ import torch
 from soft_trainer import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.fingerprints import plain_settings
-from soft_trainer.training.reporting import warnings_of
+from soft_trainer.run.reporting import warnings_of
 
 OWN = {"negatives_per_query": 2, "negative_ratio": 10.0}
 

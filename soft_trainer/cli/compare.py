@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     pairing = Pairing([a], [b])
     comparison = pairing.compare()
     means = (float(reciprocal.mean()) for reciprocal in pairing.reciprocal)
-    sys.stdout.write(f"{verdict(*means, comparison.interval)}\n\n")
+    sys.stdout.write(f"{verdict(*means, comparison)}\n\n")
     for name, ranks, reciprocal in zip("AB", (a, b), pairing.reciprocal, strict=True):
         sys.stdout.write(f"{name} = {ranks.path}: MRR {reciprocal.mean():.4f}\n")
     sys.stdout.write(describe(comparison) + "\n")

@@ -64,10 +64,10 @@ def run(arguments: argparse.Namespace) -> None:
         from soft_trainer import SoftInfoNCETrainer, distributed
         from soft_trainer.encoders.loading import profile_warnings
         from soft_trainer.evaluation.results import LABELS, metrics_table
-        from soft_trainer.run.opening import open_run
-        from soft_trainer.training.output_folder import record_of
-        from soft_trainer.training.record import write_run
-        from soft_trainer.training.reporting import print_examples
+        from soft_trainer.run.folder import record_of
+        from soft_trainer.run.record import write_run
+        from soft_trainer.run.reporting import print_examples
+        from soft_trainer.shell.opening import open_run
 
         distributed.use_the_cores()
         encoder, rows = open_run(model_args, data_args, args)

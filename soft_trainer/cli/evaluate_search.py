@@ -30,7 +30,7 @@ import numpy as np
 
 from soft_trainer.cli.search import safe
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.significance import Interval, difference_text, paired_bootstrap
+from soft_trainer.evaluation.significance import Comparison, compare_paired, difference_text
 from soft_trainer.files import check_writable, write_text
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.measuring import judged
@@ -39,6 +39,8 @@ from soft_trainer.source.source_files import source_folder
 from soft_trainer.terminal import print_on_main, table
 
 _MAX_QUERIES = 200
+# Whether the first system is better, by the `winner` of the comparison.
+ANSWERS = {"a": "yes", "b": "no, it finds less"}
 # Options that have no effect without another option.
 _NEEDS = {"language": "history", "external": "history", "truncate_dim": "model", "max_queries": "folder"}
 
@@ -153,12 +155,11 @@ def _history(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dic
     return f"{table(headers, rows, floats='.3f')}\n\ntree at {verdict.cut[:10]}\n{lines}", answers
 
 
-def _difference(verdict: Verdict, name: str, other: str, level: str) -> tuple[Interval, str]:
-    """Returns the paired interval of the difference in MRR between two systems, and a description of the interval."""
+def _difference(verdict: Verdict, name: str, other: str, level: str) -> tuple[Comparison, str]:
+    """Returns the paired comparison of two systems' reciprocal ranks, and a description of the difference in MRR."""
     ranks = [[one.mrr for one in verdict.measured[system][level]] for system in (name, other)]
-    differences = np.subtract(*ranks)
-    interval = paired_bootstrap(differences)
-    return interval, difference_text(differences.mean(), interval, digits=3)
+    comparison = compare_paired(*ranks)
+    return comparison, difference_text(comparison.delta, comparison.interval, digits=3)
 
 
 def _answers(verdict: Verdict) -> list[str]:
@@ -177,13 +178,9 @@ def _answers(verdict: Verdict) -> list[str]:
         before = model
     lines = []
     for question, name, other in steps:
-        interval, text = _difference(verdict, name, other, "functions")
-        answer = f"{len(verdict.queries)} queries are too few to tell"
-        if interval.low > 0:
-            answer = "yes"
-        if interval.high < 0:
-            answer = "no, it finds less"
-        if interval == (0, 0):
+        comparison, text = _difference(verdict, name, other, "functions")
+        answer = ANSWERS.get(comparison.winner, f"{len(verdict.queries)} queries are too few to tell")
+        if comparison.ties == len(verdict.queries):
             answer = "it makes no difference"
         lines.append(f"{question}? {answer[0].upper()}{answer[1:]}: MRR of functions {text}.")
     if len(verdict.models) == 1:

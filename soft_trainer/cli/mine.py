@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
     sys.stdout.write(mining_table(mined) + "\n")
     folder = options["output_dir"]
     if negatives is not None:
-        from soft_trainer.run.mined_negatives import add_negatives  # needs torch, which is slow to import
+        from soft_trainer.shell.mined_negatives import add_negatives  # needs torch, which is slow to import
 
         add_negatives(folder, negatives, model or BASE)
     sys.stdout.write(f"Written to {folder}; to train on it: soft-trainer train --data_dir {folder}\n")

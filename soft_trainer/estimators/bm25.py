@@ -63,7 +63,8 @@ class BM25Estimator(NeighbourEstimator):
         idf: "okapi" (as in rank_bm25, a negative idf is raised to a quarter of the mean), "robertson" (the published
             formula, negative for a token in more than half of the documents) or "lucene" (always positive).
         scope: the documents to compute document frequencies and the mean length from. "batch" uses the
-            documents of `code_rows`, as published. "corpus" uses the whole training set.
+            documents of `code_rows`. "corpus" uses the whole training set. The published code takes frequencies from
+            the batch and the mean length from the training set, which needs `average_length`.
         average_length: the mean length of a document. By default, the mean over the documents in scope.
         cache_dir: the folder in which to cache neighbours for later runs. None keeps them in memory only.
 

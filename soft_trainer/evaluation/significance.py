@@ -1,7 +1,7 @@
 """Tests whether one system ranks the same queries better than another, and by how much.
 
 Each query contributes the difference between the two systems' reciprocal ranks. The mean of these differences is the
-difference in MRR. Only the differences, `ArrayLike[Q]`, are resampled. The results are deterministic.
+difference in MRR. All results are deterministic.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
+from scipy.optimize import brentq
 
 from soft_trainer.errors import UserError
 
 RESAMPLES = 10_000
+LEAST_CHANGED = 10  # queries that two systems must rank differently for a verdict
 TAIL = 0.025  # the probability outside a 95 % interval, on each side
 _NUMBERS = 2**22  # resampled numbers in memory at once, 32 MB
 
@@ -33,11 +35,23 @@ class Comparison:
     """The result of comparing two systems, a and b, on the same queries."""
 
     delta: float  # the MRR of a minus the MRR of b
-    interval: Interval  # the paired bootstrap interval of `delta`
-    p: float  # the two-sided p-value of the randomisation test, not corrected for multiple comparisons
+    interval: Interval  # the interval of `delta`
+    p: float  # two-sided, not corrected for multiple comparisons
     wins: int  # the number of queries that a ranks better
     losses: int
     ties: int
+
+    @property
+    def winner(self) -> str:
+        """The system that is better, "a" or "b", or "" if chance may explain the difference.
+
+        With a few changed queries, the interval is too narrow: with four, it contains the truth in 77 % of cases.
+        """
+        if self.p >= 2 * TAIL or self.wins + self.losses < LEAST_CHANGED:
+            return ""
+        if self.interval.low > 0:
+            return "a"
+        return "b" if self.interval.high < 0 else ""
 
 
 def difference_text(delta: float, interval: Interval, digits: int = 4) -> str:
@@ -62,29 +76,60 @@ def paired_bootstrap(differences: ArrayLike) -> Interval:
     return Interval(float(interval.low), float(interval.high))
 
 
-def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
-    """Computes the percentile bootstrap interval of the mean difference over the queries of several sets and seeds.
+def compare_crossed(strata: Sequence[ArrayLike]) -> Comparison:
+    """Compares two systems over several seeds and queries, both of which would vary in a repeated experiment.
 
-    Each resample draws both seeds and queries within every set, because both would vary in a repeated experiment.
-    SciPy's `bootstrap` resamples only one dimension.
+    Seeds and queries are crossed random effects of an analysis of variance: the variance of the mean difference is
+    MS_seed / (S Q), from the seeds, plus (MS_query - MS_residual) / (S Q), from the queries. `p` is the mean of two
+    t-tests, with the degrees of freedom of the seeds and of the queries, weighted by these two variances, as in
+    Cochran's test. (With two seeds, Satterthwaite's degrees of freedom would reject a true null hypothesis in up to
+    12 % of experiments, not in 5 %.) The interval consists of the differences with p of 0.05 or more. With one seed,
+    both are over queries only.
 
     Args:
-        strata: for each set, the differences of S seeds and Q queries, float64[S, Q].
+        strata: for each group of runs, the differences between the two systems for S seeds and Q queries,
+            float64[S, Q]. All sets that the same runs were measured on belong to one group.
+
+    Raises:
+        UserError: a group has fewer than two queries.
     """
-    generator = np.random.default_rng(0)
-    sums = np.zeros(RESAMPLES)
-    queries = 0
-    for differences in map(np.asarray, strata):
-        seeds, number = differences.shape
-        drawn_seeds = generator.multinomial(seeds, np.full(seeds, 1 / seeds), RESAMPLES) / seeds
-        batch = max(1, _NUMBERS // number)
-        for start in range(0, RESAMPLES, batch):
-            block = slice(start, min(start + batch, RESAMPLES))
-            drawn_queries = generator.multinomial(number, np.full(number, 1 / number), block.stop - start)
-            sums[block] += np.einsum("rs,sr->r", drawn_seeds[block], differences @ drawn_queries.T)
-        queries += number
-    low, high = np.quantile(sums / queries, [TAIL, 1 - TAIL])
-    return Interval(float(low), float(high))
+    strata = [np.asarray(each, dtype=np.float64) for each in strata]
+    number = sum(each.shape[1] for each in strata)
+    if min(each.shape[1] for each in strata) < 2:
+        raise UserError("A comparison needs at least two queries in each set.")
+    of_seeds = []  # variances of the mean difference, with their degrees of freedom
+    of_queries = 0.0
+    for differences in strata:
+        seeds, queries = differences.shape
+        share = queries / number
+        by_seed = differences.mean(axis=1)
+        by_query = differences.mean(axis=0)
+        variance = by_query.var(ddof=1)
+        if seeds > 1:
+            residuals = differences - by_seed[:, None] - by_query + differences.mean()
+            variance -= (residuals**2).sum() / (seeds - 1) / (queries - 1) / seeds
+            of_seeds.append((share**2 * by_seed.var(ddof=1) / seeds, seeds - 1))
+        of_queries += share**2 * max(variance, 0.0) / queries
+    over_seeds = sum(variance for variance, _ in of_seeds)
+    freedom_of_seeds = 1.0
+    if over_seeds > 0:
+        freedom_of_seeds = over_seeds**2 / sum(variance**2 / freedom for variance, freedom in of_seeds)
+    freedom = np.array([freedom_of_seeds, number - len(strata)])
+    variances = np.array([over_seeds, of_queries])
+    by_query = np.concatenate([differences.mean(axis=0) for differences in strata])
+    delta = float(by_query.mean())
+    error = float(np.sqrt(variances.sum()))
+    if error == 0:
+        p = float(delta == 0)
+        half = 0.0
+    else:
+
+        def p_at(statistic: float) -> float:
+            return float(2 * (variances * stats.t.sf(abs(statistic), freedom)).sum() / variances.sum())
+
+        p = p_at(delta / error)
+        half = error * brentq(lambda statistic: p_at(statistic) - 2 * TAIL, 0, stats.t.isf(TAIL, freedom).max() + 1)
+    return Comparison(delta, Interval(delta - half, delta + half), p, *_wins_losses_ties(by_query))
 
 
 def randomisation_test(differences: ArrayLike, n_resamples: int = RESAMPLES) -> float:
@@ -138,10 +183,12 @@ def compare_paired(a: ArrayLike, b: ArrayLike) -> Comparison:
         raise UserError(f"A paired test needs at least two queries, not {a.size}.")
     difference = a - b
     return Comparison(
-        delta=float(difference.mean()),
-        interval=paired_bootstrap(difference),
-        p=randomisation_test(difference),
-        wins=int((difference > 0).sum()),
-        losses=int((difference < 0).sum()),
-        ties=int((difference == 0).sum()),
+        float(difference.mean()),
+        paired_bootstrap(difference),
+        randomisation_test(difference),
+        *_wins_losses_ties(difference),
     )
+
+
+def _wins_losses_ties(differences: np.ndarray) -> tuple[int, int, int]:
+    return int((differences > 0).sum()), int((differences < 0).sum()), int((differences == 0).sum())

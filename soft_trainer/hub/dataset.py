@@ -12,6 +12,7 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from transformers import TrainingArguments
 
 from soft_trainer import distributed
+from soft_trainer.cards import sign
 from soft_trainer.data.column_names import NEGATIVES, SCORES
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
@@ -152,5 +153,5 @@ def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: st
         write_rows({split: _in_columns(rows, features) for split, rows in data.items()}, folder)
         for name in {*ROW_FILES} - {f"{split}.jsonl.gz" for split in data}:
             (folder / name).unlink(missing_ok=True)
-        write_text(folder / "README.md", str(card))
+        write_text(folder / "README.md", sign(str(card)))
     return folder

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
+from soft_trainer.cards import is_signed, sign, updated
 from soft_trainer.encoders.hub_files import public_name, published_name
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
@@ -129,6 +130,8 @@ class Repository:
         adapter's base is shortened to its last part. The snippets in the pushed card load the encoder from the
         repository. After a successful push, the card in the folder is updated to match.
 
+        A card that somebody has edited on the Hub keeps its text, with the new results.
+
         From an earlier push, splits and an encoder's files that this push lacks are deleted, such as results or a
         vocabulary. The client retries the requests of an upload, but not the commit.
 
@@ -219,7 +222,31 @@ class Repository:
         arguments = f'"{self.name}"'
         if self.revision:
             arguments += f', revision="{self.revision}"'
-        return card.replace(f"({match[1]}", f"({arguments}")
+        named = card.replace(f"({match[1]}", f"({arguments}")
+        return sign(named) if is_signed(card) else named
+
+    def _keep_edited_card(self, card: Path) -> None:
+        """Keeps the text of the repository's card if somebody has edited it on the Hub, and nobody this folder's."""
+        name = f"{self.path_in_repo}/{CARD}" if self.path_in_repo else CARD
+        try:
+            present = self.api.hf_hub_download(self.name, name, repo_type=self.repo_type, revision=self.revision)
+        except EntryNotFoundError:
+            return
+        theirs = Path(present).read_text(encoding="utf-8")
+        ours = card.read_text(encoding="utf-8")
+        if is_signed(theirs) or theirs == ours:
+            return
+        if not is_signed(ours):
+            logger.warning("%s: the edited card of this folder replaces %s, which was edited there", self.name, name)
+            return
+        text = updated(theirs, ours)
+        write_text(card, text)
+        if not is_signed(text):
+            logger.warning(
+                "%s: %s was edited there, so its text stays and may describe earlier weights; only its results are "
+                "new. Delete it there to push the new card",
+                *(self.name, name),
+            )
 
     def upload(self, staged: str | Path, folder: Path, message: str) -> str:
         """Pushes a staged copy of `folder` in one commit; see `push`. Returns the commit's URL."""
@@ -233,6 +260,8 @@ class Repository:
             self._create()
             if self.revision:
                 self.api.create_branch(self.name, branch=self.revision, repo_type=self.repo_type, exist_ok=True)
+            if (card := Path(staged) / CARD).is_file():
+                self._keep_edited_card(card)
             return self.api.upload_folder(
                 repo_id=self.name,
                 folder_path=staged,

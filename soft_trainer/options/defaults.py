@@ -109,7 +109,7 @@ def apply_defaults(
     complete: a second call has no effect.
 
     Args:
-        starting: the encoder to train (`training/starting.py`).
+        starting: the encoder to train (`run/starting.py`).
         estimator: the estimator passed to a trainer in Python, or None.
         trains: False for a run that only evaluates, which needs no defaults but the precision.
         split: the training rows, if known.

@@ -87,7 +87,7 @@ class DataArguments:
     )
     eval_data_dir: str | None = data_option(
         "Additional evaluation sets, comma-separated: folders with the files of CoSQA or CoSQA+, annotationStore.csv "
-        "or relevance.jsonl, or any rows that --data_dir accepts (soft_trainer.run.evaluation_sets). "
+        "or relevance.jsonl, or any rows that --data_dir accepts (soft_trainer.shell.evaluation_sets). "
         "--data_dir then needs only training rows.",
         refers_to="rows",
         several=True,

@@ -14,13 +14,13 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import RankedQueries, load_ranks
 from soft_trainer.evaluation.significance import (
+    LEAST_CHANGED,
     Comparison,
     Interval,
+    compare_crossed,
     compare_paired,
     difference_text,
-    randomisation_test,
     reciprocal_ranks,
-    stratified_bootstrap,
 )
 from soft_trainer.files import RECORD, listed_files
 from soft_trainer.fingerprints import file_fingerprint
@@ -81,8 +81,8 @@ class Pairing:
         self.differences = self.reciprocal[0] - self.reciprocal[1]
 
     def compare(self) -> Comparison:
-        """Returns the paired comparison of the two systems' reciprocal ranks, averaged over seeds."""
-        return compare_paired(*self.reciprocal)
+        """Returns the paired comparison of the two systems' first runs."""
+        return compare_paired(*(values[0] for values in self.by_seed))
 
     def changes(self, number: int = 10) -> list[str]:
         """Describes the queries whose reciprocal ranks differ most between the systems, largest difference first.
@@ -127,19 +127,24 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     return np.array([row_of[query] for query in expected])
 
 
-def verdict(a: float, b: float, interval: Interval) -> str:
+def verdict(a: float, b: float, comparison: Comparison) -> str:
     """Returns one line that reports which system is better, or that neither is clearly better.
 
     Args:
         a, b: the MRR of each system.
-        interval: the confidence interval of a - b.
+        comparison: their comparison.
     """
-    if interval.low > 0:
+    interval = comparison.interval
+    if comparison.winner == "a":
         return f"A is better: {a:.3f} against {b:.3f}, {difference_text(a - b, interval, digits=3)}"
-    if interval.high < 0:
+    if comparison.winner == "b":
         reverse = Interval(-interval.high, -interval.low)
         return f"B is better: {b:.3f} against {a:.3f}, {difference_text(b - a, reverse, digits=3)}"
-    return f"Neither is clearly better: A {a:.3f}, B {b:.3f}, A - B {difference_text(a - b, interval, digits=3)}"
+    line = f"Neither is clearly better: A {a:.3f}, B {b:.3f}, A - B {difference_text(a - b, interval, digits=3)}"
+    changed = comparison.wins + comparison.losses
+    if 0 < changed < LEAST_CHANGED:
+        line += f". Only {changed} {'query' if changed == 1 else 'queries'} changed rank, too few to tell"
+    return line
 
 
 def describe(comparison: Comparison) -> str:
@@ -167,34 +172,42 @@ class SetComparison:
 
     name: str
     reciprocal: tuple[np.ndarray, np.ndarray]  # the reciprocal ranks of each method, float64[S, Q]
+    runs: tuple = ()  # what tells the S pairs of runs from others
 
     @property
     def differences(self) -> np.ndarray:
         """The first method's reciprocal ranks minus the second's, for each seed and query, float64[S, Q]."""
         return self.reciprocal[0] - self.reciprocal[1]
 
+    def compare(self) -> Comparison:
+        """Returns the comparison of the two methods over seeds and queries."""
+        return compare_crossed([self.differences])
+
 
 def describe_sets(sets: Sequence[SetComparison]) -> str:
     """Returns, as text, the verdict, a table with a line for each set and one for all sets, and the p-value.
 
-    The MRR of all sets is the mean over their queries, averaged over seeds. Seeds and queries are resampled within
-    each set, and the test is over queries.
+    The MRR of all sets is the mean over their queries, averaged over seeds. Sets that the same runs were measured on
+    share their seeds.
     """
     rows = []
     sides = ([], [])
+    strata: dict[tuple, list] = defaultdict(list)
     for each in sets:
         a, b = (values.mean() for values in each.reciprocal)
-        interval = stratified_bootstrap([each.differences])
-        rows.append([each.name, *each.differences.shape, a, b, difference_text(a - b, interval)])
+        rows.append([each.name, *each.differences.shape, a, b, difference_text(a - b, each.compare().interval)])
         for side, values in zip(sides, each.reciprocal, strict=True):
             side.extend(values.mean(0))
+        strata[each.runs].append(each.differences)
     a, b = map(np.mean, sides)
-    interval = stratified_bootstrap([each.differences for each in sets])
-    p = randomisation_test(np.concatenate([each.differences.mean(0) for each in sets]))
-    rows.append(["all", None, len(sides[0]), a, b, difference_text(a - b, interval)])
+    comparison = compare_crossed([np.concatenate(differences, axis=1) for differences in strata.values()])
+    rows.append(["all", None, len(sides[0]), a, b, difference_text(a - b, comparison.interval)])
     header = ["set", "seeds", "queries", "MRR of A", "MRR of B", "A - B (95 % interval)"]
-    test = f"p {p_text(p, '= ')} (randomisation test over queries)"
-    return f"{verdict(a, b, interval)}\n\n{table(header, rows, floats='.4f')}\n\n{test}"
+    over = "over seeds and queries"
+    if all(len(each.differences) == 1 for each in sets):
+        over = "over queries only; says nothing about other seeds"
+    test = f"p {p_text(comparison.p, '= ')} ({over})"
+    return f"{verdict(a, b, comparison)}\n\n{table(header, rows, floats='.4f')}\n\n{test}"
 
 
 def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained") -> list[SetComparison]:
@@ -233,7 +246,8 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
         labels, ours, theirs = zip(*seeds, strict=True)
         # The name of a set consists of the parts that its seeds share.
         common = "/".join(parts[0] for parts in zip(*labels, strict=True) if len({*parts}) == 1)
-        comparisons.append(SetComparison(common or "all", Pairing(ours, theirs).by_seed))
+        runs = tuple(parts[:-1] for parts in labels)
+        comparisons.append(SetComparison(common or "all", tuple(Pairing(ours, theirs).by_seed), runs))
     return comparisons
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import LABELS
-from soft_trainer.evaluation.significance import difference_text, holm, randomisation_test, stratified_bootstrap
+from soft_trainer.evaluation.significance import difference_text, holm
 from soft_trainer.files import (
     NUMBERS,
     RECORD,
@@ -27,9 +27,9 @@ from soft_trainer.terminal import table
 
 PAGE = "report.md"
 TEST_NOTE = (
-    "Differences are paired by query, over the seeds that both methods have. Intervals are 95 % bootstrap intervals "
-    "over seeds and queries. p is from a two-sided randomisation test over queries, with Holm's correction for all "
-    "rows on this page."
+    "Differences are paired by query, over the seeds that both methods have. The 95 % intervals and p are over seeds "
+    "and queries, as crossed random effects. With one seed, they are over queries only and say nothing about other "
+    "seeds. p is two-sided, with Holm's correction for all rows on this page."
 )
 TRAINING = ("learning rate", "epochs", "functions compared per query", "seconds per step, with evaluations")
 
@@ -157,7 +157,7 @@ def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], na
             ranks = []
             for by_this_seed in (ours, theirs):
                 ranks.append([ranks_of(by_this_seed[seed].folder, name) for seed in shared])
-            comparison = SetComparison(name, Pairing(*ranks).by_seed)
+            comparison = SetComparison(name, tuple(Pairing(*ranks).by_seed))
         except UserError as error:
             problems.append(f"{method} on {name}: {error}")
             continue
@@ -189,7 +189,7 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
         compared[name], problems = compare_with(baseline, methods, name)
         differences += compared[name]
         excluded += problems
-    p_values = [randomisation_test(each.comparison.differences.mean(0)) for each in differences]
+    p_values = [each.comparison.compare().p for each in differences]
     p_of = dict(zip(differences, holm(p_values), strict=True))
     summary = f"Runs: {len(runs)}. Methods: {len(methods)}, compared with {baseline}. `--baseline` chooses another."
     parts = ["# Results", summary]
@@ -233,9 +233,9 @@ def results_table(
         compared = [None, None, None]
         if method in by_name:
             difference = by_name[method]
-            delta = float(difference.comparison.differences.mean())
-            interval = stratified_bootstrap([difference.comparison.differences])
-            compared = [difference_text(delta, interval), p_text(p_of[difference]), ", ".join(difference.missing)]
+            result = difference.comparison.compare()
+            text = difference_text(result.delta, result.interval)
+            compared = [text, p_text(p_of[difference]), ", ".join(difference.missing)]
         rows.append([method, len(mrrs), float(np.mean(mrrs)), size, *compared])
     headers = [
         "method",

@@ -18,8 +18,8 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import LISTED, checkpoints_in
 from soft_trainer.options.parse import OF_A_RUN, parse
 from soft_trainer.options.recipes import read_recipe
+from soft_trainer.run.folder import lock, lock_file, record_of
 from soft_trainer.terminal import print_on_main, table
-from soft_trainer.training.output_folder import lock, lock_file, record_of
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")

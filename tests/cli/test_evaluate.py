@@ -17,8 +17,8 @@ from soft_trainer.evaluation.results import load_ranks
 from soft_trainer.files import DEPENDS_ON, write_json, write_rows
 from soft_trainer.fingerprints import encoder_files_fingerprint
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.fingerprint import run_fingerprint
 from soft_trainer.studies.report import find_runs
-from soft_trainer.training.run_fingerprint import run_fingerprint
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -15,7 +15,7 @@ from soft_trainer.data.holdout import PARTITION, REPOSITORIES
 from soft_trainer.data.load import read_source, training_split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.rows import load_data
+from soft_trainer.shell.rows import load_data
 
 
 @pytest.fixture

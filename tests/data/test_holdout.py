@@ -14,7 +14,7 @@ from soft_trainer.data.load import read_source
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.rows import load_data
+from soft_trainer.shell.rows import load_data
 
 FORK = 10  # rows in a repository; its fork has the same rows
 

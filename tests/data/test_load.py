@@ -14,8 +14,8 @@ from soft_trainer.data.load import as_rows, load_rows
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.evaluation_sets import load_evaluation_sets
-from soft_trainer.run.rows import load_data
+from soft_trainer.shell.evaluation_sets import load_evaluation_sets
+from soft_trainer.shell.rows import load_data
 
 SIZE = 40
 

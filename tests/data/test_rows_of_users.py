@@ -22,7 +22,7 @@ from refusals import refused
 from soft_trainer.data.load import as_rows, load_rows, training_split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.rows import load_data
+from soft_trainer.shell.rows import load_data
 
 
 @dataclass(frozen=True)

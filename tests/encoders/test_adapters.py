@@ -26,7 +26,7 @@ from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.run.building import build_encoder
+from soft_trainer.shell.building import build_encoder
 
 TEXTS = ["read all lines of a file", "def reverse(text): return text[::-1]", "sort"]
 

@@ -23,8 +23,8 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import given_encoder
 from soft_trainer.encoders.sentence_transformers_fields import FIELDS
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.run.building import build_encoder
-from soft_trainer.training.starting import starting_encoder
+from soft_trainer.run.starting import starting_encoder
+from soft_trainer.shell.building import build_encoder
 
 TEXTS = [
     "Sort a List with QuickSort",

@@ -15,7 +15,7 @@ from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.evaluation.ranking import rank_codes
 from soft_trainer.evaluation.retrieval import answer_pairs, by_query
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.evaluation_sets import load_evaluation_sets
+from soft_trainer.shell.evaluation_sets import load_evaluation_sets
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 

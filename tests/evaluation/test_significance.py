@@ -5,14 +5,15 @@ import itertools
 import numpy as np
 import pytest
 from refusals import refused
+from scipy import stats
 
 from soft_trainer.evaluation.significance import (
+    compare_crossed,
     compare_paired,
     holm,
     paired_bootstrap,
     randomisation_test,
     reciprocal_ranks,
-    stratified_bootstrap,
 )
 
 
@@ -64,13 +65,55 @@ def test_holm():
     assert holm([0.6, 0.9]).tolist() == [1, 1]
 
 
-def test_the_interval_is_over_queries_and_seeds_and_a_larger_set_counts_for_more():
-    differences = np.random.default_rng(0).normal(0.1, 1, 300)
-    alone = stratified_bootstrap([differences[None]])
-    assert np.allclose(alone[:2], paired_bootstrap(differences)[:2], atol=0.01)
-    # All queries are equal and the two seeds give +1 and -1, so a resampled mean is -1, 0 or 1.
-    for second, expected in ((-1.0, (-1, 1)), (1.0, (1, 1))):
-        interval = stratified_bootstrap([np.array([[1.0] * 50, [second] * 50])])
-        assert (interval.low, interval.high) == expected
-    interval = stratified_bootstrap([np.full((3, 30), 1.0), np.full((3, 10), 0.0)])
-    assert interval.low == interval.high == pytest.approx(0.75)
+@pytest.mark.parametrize(
+    ("better", "worse", "winner"),
+    [(4, 0, ""), (9, 0, ""), (12, 0, "a"), (0, 12, "b"), (60, 50, ""), (90, 50, "a")],
+)
+def test_a_winner_needs_ten_changed_queries_and_a_small_p(better, worse, winner):
+    a = np.array([1.0] * better + [0.5] * worse + [0.25] * 120)
+    b = np.array([0.5] * better + [1.0] * worse + [0.25] * 120)
+    assert compare_paired(a, b).winner == winner
+
+
+# ---- Seeds and queries ----
+
+
+def test_one_seed_is_a_paired_t_test():
+    a, b = (1 / ranks for ranks in simulated_ranks(np.random.default_rng(0), 300, gain=0.1))
+    result, expected = compare_crossed([(a - b)[None]]), stats.ttest_rel(a, b)
+    interval = expected.confidence_interval()
+    assert [result.p, *result.interval] == pytest.approx([expected.pvalue, interval.low, interval.high], abs=1e-9)
+
+
+def test_seeds_without_residuals_are_a_t_test_over_seeds():
+    by_seed = np.array([0.01, 0.03, 0.02, 0.05])
+    result, expected = compare_crossed([np.repeat(by_seed[:, None], 50, axis=1)]), stats.ttest_1samp(by_seed, 0)
+    interval = expected.confidence_interval()
+    assert [result.p, *result.interval] == pytest.approx([expected.pvalue, interval.low, interval.high], abs=1e-9)
+
+
+def test_strata_count_by_their_queries_and_equal_differences_have_no_interval():
+    result = compare_crossed([np.full((3, 30), 1.0), np.full((2, 10), 0.0)])
+    assert (*result.interval, result.p) == (0.75, 0.75, 0) and (result.wins, result.ties) == (30, 10)
+    assert compare_crossed([np.zeros((2, 10))]).p == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, 2, 3, 5])
+@pytest.mark.parametrize("spread", [0, 0.005, 0.02])  # of the seeds; 0.12 of the queries, 0.15 of both together
+@pytest.mark.parametrize("sets", [[2536], [500, 300]])
+def test_a_true_null_hypothesis_is_rejected_in_at_most_eight_percent(seeds, spread, sets):
+    """The complement is the coverage, because the interval has the differences whose p is 0.05 or more."""
+    generator = np.random.default_rng(1)
+    rejected = missed = 0
+    for _ in range(500):
+        # Runs on separate sets have seeds that differ.
+        strata = []
+        for queries in sets:
+            of_seeds = generator.normal(0, spread if seeds > 1 else 0, (seeds, 1))
+            of_queries = generator.normal(0, 0.12, (1, queries))
+            strata.append(of_seeds + of_queries + generator.normal(0, 0.15, (seeds, queries)))
+        result = compare_crossed(strata)
+        rejected += result.p < 0.05
+        missed += not result.interval.low <= 0 <= result.interval.high
+    assert rejected == missed <= 0.085 * 500  # 0.08, and the deviation of 500 draws

@@ -17,7 +17,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.hub.dataset import pushed_tables, write_data
 from soft_trainer.hub.push import Repository
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.rows import load_data
+from soft_trainer.shell.rows import load_data
 
 REPO = "ann/rows"
 pytestmark = pytest.mark.usefixtures("own_cache")

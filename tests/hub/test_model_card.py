@@ -5,6 +5,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
+from server import WRITE_TOKEN
 from transformers import T5Config, T5EncoderModel
 
 from soft_trainer.encoders.export import export_encoder
@@ -69,7 +70,7 @@ def test_snippets_run_as_printed_and_agree(name, encoder_of, record, tmp_path, c
         config = T5Config(vocab_size=len(encoder.tokenizer), d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
         encoder = replace(encoder, model=T5EncoderModel(config).eval())
     text = write_model_card(exported(encoder, tmp_path / "encoder"), record).read_text()
-    assert "{%" not in text and "{{" not in text and "\n\n\n\n" not in text and text.endswith("```\n")
+    assert "{%" not in text and "{{" not in text and "\n\n\n\n" not in text and "```\n\n<!-- unedited: " in text[-60:]
     assert (".encoder" in text) == (name == "T5")
     snippets, embeddings = re.findall(r"```python\n(.*?)```", text, re.S), []
     assert len(snippets) == 3
@@ -168,13 +169,43 @@ def test_card_before_training_has_no_results_and_data_flow_is_said_to_be_ours_al
     assert "data flow" in body and 'language="python"' in body
 
 
-def test_failure_only_warns(record, tmp_path, caplog):
-    assert write_model_card(tmp_path / "no" / "encoder", record) is None
-    assert "Could not write the model card in" in caplog.text
-
-
 def test_card_is_valid_for_the_client_and_the_hub(here, encoder_of, record, tmp_path):
     folder = exported(encoder_of(PROFILES_IN_CARDS["cls"]), tmp_path / "encoder")
     card = ModelCard.load(write_model_card(folder, record))
     card.validate()
     assert card.data.eval_results[0].metric_value == 0.7123
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names", [None, ("test",), ("valid",), ("dev-1",), ("test", "valid"), ("eval", "web queries")]
+)
+def test_sets_of_any_name_are_in_the_cards_of_a_trainer(names, here, trainer_of, dataset, tmp_path, monkeypatch):
+    """Every way to write a card in Python writes one that the client reads, with the results of all sets."""
+    monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
+    rows = dataset if names is None else dict.fromkeys(names, dataset)
+    arguments = {"eval_dataset": rows, "codebase": rows}
+    expected = {*(names or ("eval",))}
+
+    def sets_of(folder):
+        return {result.dataset_split for result in ModelCard.load(folder / "README.md").data.eval_results or []}
+
+    for report in (False, True):
+        folder = tmp_path / f"report-{report}"
+        options = {"max_steps": 1, "report": report, "eval_strategy": "steps", "eval_steps": 1, "lexical": False}
+        trainer = trainer_of(output_dir=str(folder), arguments=arguments, hub_model_id="ann/sets", **options)
+        trainer.train()
+        trainer.save_model()
+        assert expected <= sets_of(folder)
+    trainer.push_to_hub()
+    pushed = ModelCard.load("ann/sets")
+    assert expected <= {result.dataset_split for result in pushed.data.eval_results}
+    trainer = trainer_of(output_dir=str(tmp_path / "evaluated"), arguments=arguments, max_steps=1)
+    trainer.train()
+    trainer.evaluate(metric_key_prefix="test")
+    trainer.save_model()
+    assert sets_of(tmp_path / "evaluated")
+    trainer = trainer_of(output_dir=str(tmp_path / "measured"), arguments=arguments, lexical=False)
+    trainer.measure()
+    trainer.save_model()
+    ModelCard.load(tmp_path / "measured/README.md").validate()

@@ -6,6 +6,7 @@ from huggingface_hub import HfApi, hf_hub_download
 from refusals import refused
 from server import FINE_REPO, FINE_TOKEN, READ_TOKEN, WRITE_TOKEN
 
+from soft_trainer.cards import is_signed, sign
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.files import LISTED, RECORD_FORMAT, listed_files, write_json
@@ -15,8 +16,8 @@ from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import FILES_OF_TRANSFORMERS, option_specs
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.training.record import public_options
-from soft_trainer.training.run_fingerprint import run_fingerprint
+from soft_trainer.run.fingerprint import run_fingerprint
+from soft_trainer.run.record import public_options
 
 REPO = "ann/encoder"
 RESULTS = ".eval_results/code_search.yaml"
@@ -53,6 +54,30 @@ COMPLETE = {"README.md", "model.safetensors", "1_Pooling/config.json", RESULTS}
 
 
 # ---- A push that succeeds ----
+
+
+@pytest.mark.parametrize("path", [None, "last-checkpoint"])
+def test_a_card_that_was_edited_on_the_hub_keeps_its_text(here, folder, caplog, path):
+    repository = Repository(REPO, WRITE_TOKEN, path_in_repo=path)
+    name = f"{path}/README.md" if path else "README.md"
+    (folder / "README.md").write_text(sign(CARD))
+    repository.push(folder)
+    (folder / "README.md").write_text(sign(CARD + "Second.\n"))
+    repository.push(folder)
+    assert "edited" not in caplog.text
+    text = Path(hf_hub_download(REPO, name)).read_text()
+    assert "Second." in text and is_signed(text)
+    repository.api.upload_file(
+        path_or_fileobj=text.replace("# Card", "# Mine").encode(), path_in_repo=name, repo_id=REPO
+    )
+    (folder / "README.md").write_text(sign(CARD + "Third.\n"))
+    repository.push(folder)
+    assert f"ann/encoder: {name} was edited there" in caplog.text
+    text = Path(hf_hub_download(REPO, name)).read_text()
+    assert "# Mine" in text and "Third." not in text
+    (folder / "README.md").write_text(CARD + "Edited here.\n")
+    repository.push(folder)
+    assert "Edited here." in Path(hf_hub_download(REPO, name)).read_text()
 
 
 def test_only_what_an_encoder_needs_is_pushed(here, folder):

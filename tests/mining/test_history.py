@@ -16,7 +16,7 @@ from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.mining.changes import ChangeReader
 from soft_trainer.mining.history import history_language, mine_history
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.evaluation_sets import load_evaluation_sets
+from soft_trainer.shell.evaluation_sets import load_evaluation_sets
 from soft_trainer.source.definitions import parse
 from soft_trainer.source.functions import FileFunctions
 

@@ -33,9 +33,9 @@ from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.options.recipes import RECIPES, read_recipe
-from soft_trainer.run.building import build_encoder
-from soft_trainer.training.preflight import warn_of_another_teacher
-from soft_trainer.training.reporting import banner
+from soft_trainer.run.preflight import warn_of_another_teacher
+from soft_trainer.run.reporting import banner
+from soft_trainer.shell.building import build_encoder
 
 METHOD = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
 CHOSEN = METHOD | {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}

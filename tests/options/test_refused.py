@@ -45,7 +45,7 @@ WORKS = {
     "run/test_record.py": {
         "test_a_run_that_only_measures_leaves_the_card_of_the_training": "do_train do_predict",
     },
-    "run/test_rows.py": {
+    "shell/test_rows.py": {
         "test_what_a_run_cannot_do_without": "do_eval",
     },
     "test_trainer.py": {
@@ -55,13 +55,13 @@ WORKS = {
         "test_every_parameter_moves_and_the_loss_falls": "learning_rate",
         "test_the_arguments_may_say_what_to_resume_from": "resume_from_checkpoint save_strategy save_steps",
     },
-    "training/test_checkpoints.py": {
+    "run/test_checkpoints.py": {
         "test_the_best_checkpoint_is_found_in_a_folder_that_was_moved": """
             output_dir save_total_limit load_best_model_at_end metric_for_best_model greater_is_better
         """,
         "test_a_training_that_would_end_before_its_checkpoint_is_refused": "max_steps num_train_epochs",
     },
-    "training/test_interruption.py": {
+    "run/test_interruption.py": {
         "test_data_workers_ignore_ctrl_c": """
             dataloader_num_workers dataloader_multiprocessing_context dataloader_prefetch_factor
         """,
@@ -75,7 +75,7 @@ WORKS = {
     "training/test_processes.py": {
         "test_two_processes_train_as_one": "dataloader_drop_last ddp_broadcast_buffers",
     },
-    "training/test_run_fingerprint.py": {
+    "run/test_fingerprint.py": {
         "test_a_changed_option": "per_device_eval_batch_size",
     },
     "training/test_trainer_evaluation.py": {
@@ -346,6 +346,6 @@ def test_bfloat16_without_an_accelerator_trains_on_the_cpu():
 
 def test_a_push_without_a_login_is_announced_before_training(trainer_of, capsys, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("soft_trainer.training.reporting.get_token", lambda: None)
+    monkeypatch.setattr("soft_trainer.run.reporting.get_token", lambda: None)
     trainer_of(max_steps=1, hub_model_id="USER/NAME").train()
     assert "warning: hub_model_id=USER/NAME: log in with `hf auth login` before pushing" in capsys.readouterr().err

@@ -14,8 +14,8 @@ from trees import source_tree
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.files import DEPENDS_ON, LISTED, listed_files, write_json
 from soft_trainer.fingerprints import list_files
-from soft_trainer.studies.compare import ranks_of
-from soft_trainer.training.output_folder import (
+from soft_trainer.run.fingerprint import FORMAT
+from soft_trainer.run.folder import (
     DONE,
     NEW,
     OTHER,
@@ -26,7 +26,7 @@ from soft_trainer.training.output_folder import (
     mark_complete,
     state_of,
 )
-from soft_trainer.training.run_fingerprint import FORMAT
+from soft_trainer.studies.compare import ranks_of
 
 THIS = {"format": FORMAT, "do_train": True, "seed": 1, "processes": 1, "versions": {}, "max_steps": 3}
 SHORTER = THIS | {"max_steps": 2}
@@ -351,8 +351,8 @@ def test_a_finished_run_is_done_until_the_rows_of_its_tree_change(script, tmp_pa
 
 @pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint_and_the_earlier_encoder(script, data_dir, tmp_path, monkeypatch):
-    from soft_trainer.training.output_folder import ASIDE
-    from soft_trainer.training.saving import SavingTrainer
+    from soft_trainer.run.folder import ASIDE
+    from soft_trainer.run.saving import SavingTrainer
 
     run = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out"}
     assert script(**run)[0] == 0

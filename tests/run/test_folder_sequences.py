@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from soft_trainer.files import listed_files
+from soft_trainer.run.measurements import Measurements
 from soft_trainer.trainer import SoftInfoNCETrainer
-from soft_trainer.training.measurements import Measurements
 
 OPTIONS = {"from_scratch": "32x1", "vocabulary_size": 400, "per_device_train_batch_size": 6, "language": "python"}
 OPTIONS |= {

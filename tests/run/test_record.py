@@ -14,9 +14,9 @@ from torch.nn.functional import normalize
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.data.load import make_splits
 from soft_trainer.data.split import Split
-from soft_trainer.training.measurements import Measurements
-from soft_trainer.training.record import draw_training, setup_table
-from soft_trainer.training.setup import RunDetails
+from soft_trainer.run.measurements import Measurements
+from soft_trainer.run.record import draw_training, setup_table
+from soft_trainer.run.setup import RunDetails
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import RankedQueries, examples, load_ranks, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput
-from soft_trainer.evaluation.significance import Interval, compare_paired, reciprocal_ranks
-from soft_trainer.studies.compare import Pairing, compare_patterns, verdict
+from soft_trainer.evaluation.significance import Comparison, Interval, compare_paired, reciprocal_ranks
+from soft_trainer.studies.compare import Pairing, SetComparison, compare_patterns, describe_sets, verdict
 from soft_trainer.terminal import shortened
 
 
@@ -50,15 +50,29 @@ def test_the_command_says_how_much_how_sure_and_which_queries(make_run, capsys):
 
 
 @pytest.mark.parametrize(
-    "a, b, interval, line",
+    "a, b, interval, p, changed, line",
     [
-        (0.5, 0.4, (0.05, 0.15), "A is better: 0.500 against 0.400, +0.100 (+0.050 to +0.150)"),
-        (0.166, 0.376, (-0.241, -0.18), "B is better: 0.376 against 0.166, +0.210 (+0.180 to +0.241)"),
-        (0.5, 0.4, (-0.01, 0.21), "Neither is clearly better: A 0.500, B 0.400, A - B +0.100 (-0.010 to +0.210)"),
+        (0.5, 0.4, (0.05, 0.15), 0.01, 20, "A is better: 0.500 against 0.400, +0.100 (+0.050 to +0.150)"),
+        (0.166, 0.376, (-0.241, -0.18), 0, 99, "B is better: 0.376 against 0.166, +0.210 (+0.180 to +0.241)"),
+        (0.5, 0.4, (-0.01, 0.21), 0.07, 20, "Neither is clearly better: A 0.500, B 0.400, A - B +0.100 (-0.010 to"),
+        (0.5, 0.4, (0.01, 0.19), 0.06, 20, "Neither is clearly better: A 0.500, B 0.400"),
+        (0.5, 0.4, (0.01, 0.19), 0.04, 9, "Only 9 queries changed rank, too few to tell"),
     ],
 )
-def test_a_comparison_begins_with_its_verdict(a, b, interval, line):
-    assert verdict(a, b, Interval(*interval)) == line
+def test_a_comparison_begins_with_its_verdict(a, b, interval, p, changed, line):
+    assert line in verdict(a, b, Comparison(a - b, Interval(*interval), p, changed, 0, 100))
+
+
+def test_sets_of_the_same_runs_share_their_seeds():
+    """Two sets that each seed improves or worsens together are as uncertain as one; those of other runs are not."""
+    differences = np.array([[0.01], [-0.01], [0.04]]) + np.random.default_rng(0).normal(0, 0.01, (3, 100))
+    runs = {"same runs": ("a", "a"), "other runs": ("a", "b")}
+    widths = {}
+    for name, of_sets in runs.items():
+        sets = [SetComparison(str(run), (differences, 0 * differences), tuple(run)) for run in of_sets]
+        low, high = describe_sets(sets).split("| all")[1].split("(")[1].split(")")[0].split(" to ")
+        widths[name] = float(high) - float(low)
+    assert widths["other runs"] < 0.6 * widths["same runs"]
 
 
 def test_queries_are_paired_by_url_whatever_their_order(ranked):

@@ -10,8 +10,8 @@ from refusals import refused
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.files import LISTED, write_json
 from soft_trainer.options.recipes import RECIPES, read_recipe
+from soft_trainer.run.folder import lock, lock_file
 from soft_trainer.studies.study import check_options, read_study
-from soft_trainer.training.output_folder import lock, lock_file
 
 STUDIES = [path for path in sorted(RECIPES.rglob("*.yaml")) if "runs" in read_recipe(path)]
 

@@ -12,7 +12,7 @@ from trainings import OWN, SameLength, batches_of, bm25, fitted, initial
 from soft_trainer import BM25Estimator, losses
 from soft_trainer.encoders.encoding import encode, pad
 from soft_trainer.errors import UserError
-from soft_trainer.training.record import setup_table
+from soft_trainer.run.record import setup_table
 from soft_trainer.training.sampler import GlobalRows
 
 

@@ -16,7 +16,7 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.errors import UserError
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.training.output_folder import compared, mark_complete
+from soft_trainer.run.folder import compared, mark_complete
 
 FAST = {"learning_rate": 1e-2, "optim": "adamw_torch"}
 

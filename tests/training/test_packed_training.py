@@ -20,9 +20,9 @@ from soft_trainer.encoders.scratch import random_model
 from soft_trainer.errors import UserError
 from soft_trainer.estimators import frozen_encoder
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.training.output_folder import mark_complete
-from soft_trainer.training.preflight import DYNAMIC, complete_launch, pads
-from soft_trainer.training.record import setup_table
+from soft_trainer.run.folder import mark_complete
+from soft_trainer.run.preflight import DYNAMIC, complete_launch, pads
+from soft_trainer.run.record import setup_table
 
 PROMPTS = {"query_prefix": "find: ", "code_prefix": "code: ", "include_prompt": False}
 # What differs from the usual training -> changes of the profile, and training arguments.

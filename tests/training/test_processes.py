@@ -12,7 +12,7 @@ from trainings import check_weights
 
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.options.fields import STRATEGIES
-from soft_trainer.training.output_folder import newest_complete
+from soft_trainer.run.folder import newest_complete
 
 WORKER = Path(worker.__file__)
 LIMIT = 300  # seconds per case

@@ -22,8 +22,8 @@ from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.fields import STRATEGIES
+from soft_trainer.run.preflight import check_own_collator
 from soft_trainer.training.finite import NotFiniteError
-from soft_trainer.training.preflight import check_own_collator
 
 # ---- Batches ----
 

@@ -46,7 +46,7 @@ FORMATS = {
     ".parquet": "parquet",
 }  # fmt: skip
 SEPARATORS = {"csv": ",", "tsv": "\t"}
-OTHER_FILES = ("relevance.jsonl", "annotationStore.csv")  # judgments, which `run/evaluation_sets.py` reads
+OTHER_FILES = ("relevance.jsonl", "annotationStore.csv")  # judgments, which `shell/evaluation_sets.py` reads
 ACCEPTED = "JSON Lines, CSV, TSV or Parquet"
 TABLE_FORMAT = 2  # raise it if the same file gives other rows
 # Parts of error messages of `datasets` and Arrow about missing rows: of an empty saved data set, of an empty file.

@@ -16,8 +16,8 @@ from soft_trainer.evaluation.results import metrics_table
 from soft_trainer.evaluation.retrieval import rank_corpus
 from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.evaluation_sets import load_evaluation_sets
-from soft_trainer.run.rows import load_data
+from soft_trainer.shell.evaluation_sets import load_evaluation_sets
+from soft_trainer.shell.rows import load_data
 
 
 @pytest.fixture

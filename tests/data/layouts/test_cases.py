@@ -15,7 +15,7 @@ from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts import codesearchnet as hub_layout
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.evaluation_sets import load_evaluation_sets
+from soft_trainer.shell.evaluation_sets import load_evaluation_sets
 
 HEAD = "query-id\tcorpus-id\tscore\n"
 ALL = {"train": 20, "valid": 5, "test": 5}

@@ -7,7 +7,7 @@ from soft_trainer import load_rows
 from soft_trainer.data.layouts.judged import load_judged
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.rows import load_data
+from soft_trainer.shell.rows import load_data
 
 CODES = {f"def f{number}(x):\n    return x + {number}": number + 10 for number in range(5)}
 

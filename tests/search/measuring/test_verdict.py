@@ -115,7 +115,8 @@ def verdict_of(models=(), **ranks):
     [
         ([0.5] * 40, "Does commit memory help? Yes: MRR of functions +0.100 (+0.100 to +0.100)."),
         ([0.1, 1.0] * 3, "Does commit memory help? 6 queries are too few to tell: MRR of functions +0.150 ("),
-        ([0.1] * 6, "Does commit memory help? No, it finds less: MRR of functions -0.300 ("),
+        ([0.1] * 10, "Does commit memory help? No, it finds less: MRR of functions -0.300 ("),
+        ([0.1] * 9, "Does commit memory help? 9 queries are too few to tell: MRR of functions -0.300 ("),
         ([0.4] * 6, "Does commit memory help? It makes no difference: MRR of functions +0.000 ("),
     ],
 )
@@ -125,7 +126,7 @@ def test_whether_memory_helps(memory, answer):
 
 
 def test_each_step_is_compared_with_the_step_before_it():
-    ranks = {"words": [0.1] * 9, "words_memory": [0.2] * 9, "base_memory": [0.6] * 9, "mine_memory": [0.5] * 9}
+    ranks = {"words": [0.1] * 12, "words_memory": [0.2] * 12, "base_memory": [0.6] * 12, "mine_memory": [0.5] * 12}
     memory, encoder, training = _answers(verdict_of(("base", "mine"), **ranks))
     assert memory.startswith("Does commit memory help? Yes: MRR of functions +0.100")
     assert encoder.startswith("Does base add to words and memory? Yes: MRR of functions +0.400")

@@ -10,8 +10,10 @@ from soft_trainer.mining.rules import (
     first_broken,
     mined_language,
 )
-from soft_trainer.run.filtering import filter_rows
+from soft_trainer.shell.filtering import filter_rows
 from soft_trainer.source.names import is_test_path
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 CODE = "def add(a, b):\n    c = a + b\n    return c"
 

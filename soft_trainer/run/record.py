@@ -25,9 +25,9 @@ from soft_trainer.model_card import license_of
 from soft_trainer.options.defaults import estimator_name
 from soft_trainer.options.option_spec import changed_options, references
 from soft_trainer.options.parse import OF_A_RUN
+from soft_trainer.run.fingerprint import affects_results, option_values
+from soft_trainer.run.folder import CONTINUED
 from soft_trainer.training.negatives import negatives_to_draw
-from soft_trainer.training.output_folder import CONTINUED
-from soft_trainer.training.run_fingerprint import affects_results, option_values
 
 PLOTTED = {"loss": "training loss", "eval_mrr": "MRR on valid"}  # keys of the trainer's log, with titles of plots
 

@@ -16,12 +16,12 @@ from soft_trainer.data.tokens import side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.run.building import build_encoder
-from soft_trainer.run.evaluation_sets import load_evaluation_sets, trained_rows
-from soft_trainer.run.rows import check_sources, evaluated, load_data, needed_splits, read_sources
+from soft_trainer.run.setup import RunDetails
+from soft_trainer.run.starting import StartingEncoder
+from soft_trainer.shell.building import build_encoder
+from soft_trainer.shell.evaluation_sets import load_evaluation_sets, trained_rows
+from soft_trainer.shell.rows import check_sources, evaluated, load_data, needed_splits, read_sources
 from soft_trainer.terminal import shortened
-from soft_trainer.training.setup import RunDetails
-from soft_trainer.training.starting import StartingEncoder
 
 CARD_SAMPLES = 3  # training pairs on the model card
 

@@ -23,9 +23,9 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run import rows as run_rows
-from soft_trainer.run.rows import check_sources, load_data
-from soft_trainer.training.run_fingerprint import splits_hash
+from soft_trainer.run.fingerprint import splits_hash
+from soft_trainer.shell import rows as run_rows
+from soft_trainer.shell.rows import check_sources, load_data
 
 
 def load(profile=None, **arguments):
@@ -322,6 +322,6 @@ def test_another_tree_is_only_trained_on_and_gives_no_copies(tmp_path):
 )
 @pytest.mark.parametrize("command", [["train", "--model_name_or_path"], ["evaluate"]])
 def test_a_local_mistake_is_told_before_the_hub_is_asked(command, words, message, monkeypatch):
-    monkeypatch.setattr("soft_trainer.run.building.resolve_profile", lambda *_, **__: pytest.fail("asked the Hub"))
+    monkeypatch.setattr("soft_trainer.shell.building.resolve_profile", lambda *_, **__: pytest.fail("asked the Hub"))
     with pytest.raises(UserError, match=message):
         run_command([*command, "USER/NAME", *words])

@@ -25,12 +25,12 @@ from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import MAP, ndcg_name, shorter_metric
 from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import refuse_option_of_encoder
+from soft_trainer.run.starting import StartingEncoder, starting_encoder
 from soft_trainer.source.extra import needed
 from soft_trainer.terminal import nearest, print_on_main
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
-from soft_trainer.training.starting import StartingEncoder, starting_encoder
 
 DYNAMIC = "ACCELERATE_DYNAMO_USE_DYNAMIC"
 BASE_COMPARED = "_base_compared"  # this attribute of a model with an adapter says that the base was compared

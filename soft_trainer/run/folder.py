@@ -47,8 +47,7 @@ from soft_trainer.files import (
 from soft_trainer.fingerprints import file_fingerprint, plain_settings
 from soft_trainer.options.option_spec import references
 from soft_trainer.options.parse import OF_A_RUN
-from soft_trainer.terminal import print_on_main
-from soft_trainer.training.run_fingerprint import (
+from soft_trainer.run.fingerprint import (
     MAY_CHANGE,
     MAY_CHANGE_ON_RESUME,
     change_of_length,
@@ -56,6 +55,7 @@ from soft_trainer.training.run_fingerprint import (
     option_values,
     own_names,
 )
+from soft_trainer.terminal import print_on_main
 
 ASIDE = ".encoder"  # the subfolder of a new encoder until it replaces the encoder of an earlier run
 MARKER = "complete.json"

@@ -297,7 +297,7 @@ def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
     """
     # datasketch is slow to import.
     from soft_trainer.mining.rules import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES
-    from soft_trainer.run.filtering import filter_split
+    from soft_trainer.shell.filtering import filter_split
 
     groups = {"graphcodebert": GRAPHCODEBERT_RULES, "codesearchnet": CODESEARCHNET_RULES}
     rules: dict[str, None] = {}  # each rule once, in order

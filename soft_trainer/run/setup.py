@@ -18,9 +18,9 @@ from soft_trainer.estimators.registry import estimator_of_run
 from soft_trainer.options.defaults import apply_defaults, default_output_dir
 from soft_trainer.options.resolve import Plan
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.training.output_folder import check_named
-from soft_trainer.training.preflight import complete_launch, make_plan
-from soft_trainer.training.starting import StartingEncoder
+from soft_trainer.run.folder import check_named
+from soft_trainer.run.preflight import complete_launch, make_plan
+from soft_trainer.run.starting import StartingEncoder
 
 
 @dataclass(frozen=True, kw_only=True)

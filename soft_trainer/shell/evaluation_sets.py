@@ -50,9 +50,9 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import DEPENDS_ON
 from soft_trainer.fingerprints import source_fingerprint
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.rows import column_names
+from soft_trainer.run.folder import record_of
+from soft_trainer.shell.rows import column_names
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.output_folder import record_of
 
 
 def load_evaluation_sets(

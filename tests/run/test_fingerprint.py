@@ -26,8 +26,7 @@ from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.training import AFFECT_CHOICES, AFFECT_NOTHING, SoftInfoNCETrainingArguments
-from soft_trainer.training.output_folder import continued, mark_complete
-from soft_trainer.training.run_fingerprint import (
+from soft_trainer.run.fingerprint import (
     MAY_CHANGE,
     MAY_CHANGE_ON_RESUME,
     affects_results,
@@ -36,6 +35,7 @@ from soft_trainer.training.run_fingerprint import (
     run_fingerprint,
     splits_hash,
 )
+from soft_trainer.run.folder import continued, mark_complete
 
 BEST = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps"}
 BEST |= {"eval_steps": 2}

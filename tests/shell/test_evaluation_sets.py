@@ -10,7 +10,7 @@ from refusals import refused
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.evaluation_sets import load_evaluation_sets
+from soft_trainer.shell.evaluation_sets import load_evaluation_sets
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

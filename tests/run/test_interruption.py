@@ -16,9 +16,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from soft_trainer import distributed
 from soft_trainer.options.parse import as_argv
-from soft_trainer.training import interruption
-from soft_trainer.training.interruption import Stopping
-from soft_trainer.training.output_folder import newest_complete
+from soft_trainer.run import interruption
+from soft_trainer.run.folder import newest_complete
+from soft_trainer.run.interruption import Stopping
 from soft_trainer.training.sampler import EpochDataLoader
 
 HERE = Path(__file__).parent

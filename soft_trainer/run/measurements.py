@@ -23,9 +23,9 @@ from soft_trainer.files import PROFILE_FILE
 from soft_trainer.model_card import write_model_card
 from soft_trainer.options.fields import CODESEARCHNET
 from soft_trainer.options.option_spec import unread_lines
+from soft_trainer.run.record import draw_training, trainer_record, training_numbers, write_run
+from soft_trainer.run.reporting import print_results
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.record import draw_training, trainer_record, training_numbers, write_run
-from soft_trainer.training.reporting import print_results
 
 
 class Measurements(TrainerCallback):

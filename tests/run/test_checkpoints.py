@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from soft_trainer import SoftInfoNCETrainer
 from soft_trainer.errors import UserError
-from soft_trainer.training.output_folder import MARKER, compared, mark_complete, newest_complete, saving_checkpoint
+from soft_trainer.run.folder import MARKER, compared, mark_complete, newest_complete, saving_checkpoint
 
 
 @pytest.fixture

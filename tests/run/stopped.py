@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from soft_trainer import SoftInfoNCETrainer
-from soft_trainer.training import interruption
+from soft_trainer.run import interruption
 
 STEP = 5
 

@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
+from soft_trainer.run.folder import newest_complete
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.output_folder import newest_complete
 
 ROLLING_SECONDS = 600  # between two checkpoints of a run from the command line
 SAME_INTERRUPT = 1.0  # seconds in which a launcher repeats a Ctrl-C that its processes have received already

@@ -9,7 +9,7 @@ records what comes out. `train` calls these methods in this order; `transformers
     set_initial_training_values                the number of epochs, none after an early stop
     training_step, log, evaluate
     _maybe_log_save_evaluate                   saves a checkpoint after Ctrl-C, SIGTERM, or by time
-        _save_checkpoint                       saves a checkpoint and marks it complete (`training/output_folder.py`)
+        _save_checkpoint                       saves a checkpoint and marks it complete (`run/folder.py`)
 """
 
 from __future__ import annotations
@@ -33,25 +33,8 @@ from soft_trainer.encoders.loading import load_model
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.files import ADAPTER_WEIGHTS, ROLLING
-from soft_trainer.terminal import print_on_main
-from soft_trainer.training import interruption, preflight
-from soft_trainer.training.batches import Batch
-from soft_trainer.training.finite import FiniteGuard, OverflowCounter
-from soft_trainer.training.measurements import Measurements
-from soft_trainer.training.merge_callback import MergeCallback
-from soft_trainer.training.ongoing import Training
-from soft_trainer.training.output_folder import (
-    UNFINISHED,
-    OutputFolder,
-    compared,
-    continued,
-    mark_complete,
-    remove_rolling,
-    saving_checkpoint,
-)
-from soft_trainer.training.record import loss_table, setup_table
-from soft_trainer.training.reporting import banner, show_progress, warnings_of
-from soft_trainer.training.run_fingerprint import (
+from soft_trainer.run import interruption, preflight
+from soft_trainer.run.fingerprint import (
     MEASURED_ROWS,
     PASSES,
     TRAINING_ROWS,
@@ -60,8 +43,25 @@ from soft_trainer.training.run_fingerprint import (
     run_fingerprint,
     splits_hash,
 )
-from soft_trainer.training.saving import SavingTrainer
-from soft_trainer.training.setup import RunDetails, Setup
+from soft_trainer.run.folder import (
+    UNFINISHED,
+    OutputFolder,
+    compared,
+    continued,
+    mark_complete,
+    remove_rolling,
+    saving_checkpoint,
+)
+from soft_trainer.run.measurements import Measurements
+from soft_trainer.run.merge_callback import MergeCallback
+from soft_trainer.run.ongoing import Training
+from soft_trainer.run.record import loss_table, setup_table
+from soft_trainer.run.reporting import banner, show_progress, warnings_of
+from soft_trainer.run.saving import SavingTrainer
+from soft_trainer.run.setup import RunDetails, Setup
+from soft_trainer.terminal import print_on_main
+from soft_trainer.training.batches import Batch
+from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 
 # The logged number of known positives among a batch's other functions, by what `false_negatives` does with them.
 FALSE_NEGATIVES = {"mask": "false_negatives_masked", "positives": "extra_positives"}

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from trainings import check_weights
 
 from soft_trainer import SoftInfoNCETrainer
-from soft_trainer.training.output_folder import lock
-from soft_trainer.training.run_fingerprint import MAY_CHANGE, changes
+from soft_trainer.run.fingerprint import MAY_CHANGE, changes
+from soft_trainer.run.folder import lock
 
 
 def scaled(model):
@@ -106,7 +106,7 @@ def test_a_finished_run_gives_its_trained_encoder_and_python_trains_again(traine
 def test_python_checks_before_weights_are_loaded_and_leaves_no_folder(
     trainer_of, encoder_dir, options, words, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("soft_trainer.training.starting.load_model", lambda *_, **__: pytest.fail("weights loaded"))
+    monkeypatch.setattr("soft_trainer.run.starting.load_model", lambda *_, **__: pytest.fail("weights loaded"))
     with refused(words):
         trainer_of(arguments={"model": str(encoder_dir), "processing_class": None, "encoder": None}, **options)
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.fingerprints import file_fingerprint
-from soft_trainer.training.reporting import results_text
+from soft_trainer.run.reporting import results_text
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.fingerprints import model_fingerprint, rows_fingerprint
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.training.run_fingerprint import STARTING_WEIGHTS, content_of
+from soft_trainer.run.fingerprint import STARTING_WEIGHTS, content_of
 
 
 class StartingEncoder:

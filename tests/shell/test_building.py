@@ -6,9 +6,9 @@ from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.errors import UserError
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.run import building
-from soft_trainer.run.building import build_encoder, build_profile
-from soft_trainer.training import starting
+from soft_trainer.run import starting
+from soft_trainer.shell import building
+from soft_trainer.shell.building import build_encoder, build_profile
 
 
 def test_from_scratch_is_the_plain_profile_or_the_named_one():

@@ -11,7 +11,7 @@ from transformers import TrainerState
 from transformers.utils.notebook import NotebookProgressCallback
 
 from soft_trainer import terminal
-from soft_trainer.training import reporting
+from soft_trainer.run import reporting
 
 LINE = r"step {} of {}: loss \d+\.\d+, \S+ (steps/s|s/step), {}"
 
@@ -82,7 +82,7 @@ def test_several_processes_show_the_loss_that_all_of_them_logged(monkeypatch, ca
 
 
 def test_a_terminal_has_lines_above_its_bar_and_no_dictionaries(trainer_of, monkeypatch, capsys):
-    monkeypatch.setattr("soft_trainer.training.reporting.shows_bars", lambda: True)
+    monkeypatch.setattr("soft_trainer.run.reporting.shows_bars", lambda: True)
     trainer = trainer_of(max_steps=1, disable_tqdm=False, logging_steps=1)
     trainer.train()
     output = capsys.readouterr()
@@ -93,7 +93,7 @@ def test_a_terminal_has_lines_above_its_bar_and_no_dictionaries(trainer_of, monk
 
 def test_a_notebook_keeps_its_table(trainer_of, monkeypatch):
     monkeypatch.setattr("transformers.trainer.DEFAULT_PROGRESS_CALLBACK", NotebookProgressCallback)
-    monkeypatch.setattr("soft_trainer.training.reporting.shows_bars", lambda: True)
+    monkeypatch.setattr("soft_trainer.run.reporting.shows_bars", lambda: True)
     callbacks = [type(one).__name__ for one in trainer_of(max_steps=1, disable_tqdm=False).callback_handler.callbacks]
     assert "NotebookProgressCallback" in callbacks and "ProgressLines" not in callbacks
 

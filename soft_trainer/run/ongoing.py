@@ -10,9 +10,9 @@ from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from soft_trainer.files import read_json
+from soft_trainer.run.folder import MARKER
+from soft_trainer.run.interruption import Stopping
 from soft_trainer.training.finite import FiniteGuard
-from soft_trainer.training.interruption import Stopping
-from soft_trainer.training.output_folder import MARKER
 from soft_trainer.training.prepared_rows import PreparedRows
 
 

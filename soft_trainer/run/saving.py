@@ -12,7 +12,7 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.files import reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
 from soft_trainer.model_card import write_model_card
-from soft_trainer.training.record import evaluated_results, trainer_record
+from soft_trainer.run.record import evaluated_results, trainer_record
 
 
 class SavingTrainer(Trainer):

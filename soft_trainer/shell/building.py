@@ -8,7 +8,7 @@ from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.encoders.scratch import parse_size
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.training.starting import EncoderFromScratch, PretrainedEncoder, StartingEncoder
+from soft_trainer.run.starting import EncoderFromScratch, PretrainedEncoder, StartingEncoder
 
 DEFAULT_MODEL = "microsoft/unixcoder-base"
 
