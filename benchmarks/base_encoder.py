@@ -190,7 +190,9 @@ def unpacked(folder: Path, language: str) -> Iterator[Row]:
 
     with tempfile.TemporaryDirectory() as scratch:
         for package in sorted(folder.iterdir()):
-            paths = [path for path in sorted(package.rglob("*")) if path.suffix in SOURCE_LANGUAGES[language].extensions]
+            paths = [
+                path for path in sorted(package.rglob("*")) if path.suffix in SOURCE_LANGUAGES[language].extensions
+            ]
             read = []
             for path in paths:
                 name = path.relative_to(package)
@@ -467,7 +469,7 @@ def regress(vectors: torch.Tensor, rows: TrainingRows, settings: Settings, gener
 
 def words_of(rows: Iterable[Row]) -> dict[str, float]:
     """Returns how often words occur in rows, as a share of a language's words, averaged over the languages."""
-    from soft_trainer.encoders.static import count_words
+    from soft_trainer.encoders.static_torch import count_words
 
     texts: dict[str, list[str]] = {}
     for row in rows:
@@ -486,7 +488,7 @@ def distil(work: Path, model: str) -> Path:
     """Distils MiniLM over the rows' words into `WORK/starts/words`, and returns the folder."""
     from soft_trainer import load_encoder
     from soft_trainer.encoders.export import export_encoder
-    from soft_trainer.encoders.static import distilled
+    from soft_trainer.encoders.static_torch import distilled
 
     folder = work / "starts" / "words"
     if not folder.exists():
@@ -532,7 +534,7 @@ def make(arguments: argparse.Namespace) -> None:
 
 def package(folder: Path) -> None:
     """Writes an encoder to the package, with int8 vectors and the card."""
-    from soft_trainer.encoders.packaged import INT8, PACKAGED, SCALES, VECTORS, WEIGHTS
+    from soft_trainer.packaged import INT8, PACKAGED, SCALES, VECTORS, WEIGHTS
 
     with tempfile.TemporaryDirectory() as scratch:
         aside = Path(scratch) / "base"

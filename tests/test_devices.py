@@ -12,7 +12,7 @@ from test_criterion import EXTRA_POSITIVES, POSITIVES
 
 from soft_trainer import BM25Estimator, EstimatorCallback
 from soft_trainer.criterion import LOSSES, Criterion, PositiveRows
-from soft_trainer.encoders.static import bags, static_model
+from soft_trainer.encoders.static_torch import bags, static_model
 from soft_trainer.estimators import frozen_encoder
 from soft_trainer.evaluation.ranking import rank_codes
 from soft_trainer.training import gradient_cache

@@ -13,7 +13,7 @@ import argparse
 
 from soft_trainer.cli.shared_options import add_overwrite
 from soft_trainer.encoders.pooling import TOKEN_WEIGHTS
-from soft_trainer.encoders.static_encoder import default_static_folder
+from soft_trainer.encoders.static_numpy import default_static_folder
 from soft_trainer.terminal import print_on_main
 
 

@@ -9,13 +9,13 @@ from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from soft_trainer.encoders.encoding import Encoder, tokenize
-from soft_trainer.encoders.hub_files import reading, repository_file
-from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import MODULES_FILE, is_inferred_from_modules, module_paths
 from soft_trainer.encoders.sentence_transformers_fields import SETTINGS_FILE, TRANSFORMER_FILES, check_fields
-from soft_trainer.encoders.static_encoder import NO_LENGTH
+from soft_trainer.encoders.static_numpy import NO_LENGTH
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
+from soft_trainer.hub_files import reading, repository_file
+from soft_trainer.packaged import located
 
 LARGEST_COMPARED = 1_000_000_000  # parameters; a larger model would take minutes on a CPU
 LONGEST = 256  # tokens

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.encoders.hub_files import lasting_name
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.packaged import common_words
-from soft_trainer.encoders.static import count_words, distilled
+from soft_trainer.encoders.static_torch import count_words, distilled
 from soft_trainer.errors import UserError
 from soft_trainer.files import ENCODER_FILES, RECORD, check_free, check_writable
+from soft_trainer.hub_files import lasting_name
+from soft_trainer.packaged import common_words
 from soft_trainer.source.source_files import SKIPPED_FOLDERS
 
 SNIFFED = 8192  # bytes at the start of a file; a zero byte among them marks a binary file
@@ -29,7 +29,7 @@ def distil_static(
     trust_remote_code: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Distils a static encoder from `model` and writes it to a folder; see `soft_trainer.encoders.static`.
+    """Distils a static encoder from `model` and writes it to a folder; see `soft_trainer.encoders.static_torch`.
 
     The profile records `model` as the static encoder's teacher, which training uses by default.
 

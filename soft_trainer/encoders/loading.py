@@ -17,8 +17,8 @@ from transformers import AutoModelForTextEncoding, PretrainedConfig, PreTrainedM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
-from soft_trainer import distributed
-from soft_trainer.encoders import hub_files, profiles
+from soft_trainer import distributed, hub_files
+from soft_trainer.encoders import profiles
 from soft_trainer.encoders.adapters import (
     has_adapter,
     import_peft,
@@ -28,13 +28,13 @@ from soft_trainer.encoders.adapters import (
 )
 from soft_trainer.encoders.comparing import compare_encoders, compare_with_folder, is_comparable
 from soft_trainer.encoders.encoding import Encoder
-from soft_trainer.encoders.hub_files import reading
 from soft_trainer.encoders.onnx import check_dimensions, open_exported
-from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import EncoderProfile, check_encodes, check_lengths, resolve_profile
-from soft_trainer.encoders.static import StaticModel, exclude_unknown_token, is_static
-from soft_trainer.encoders.static_encoder import is_static_folder
+from soft_trainer.encoders.static_numpy import is_static_folder
+from soft_trainer.encoders.static_torch import StaticModel, exclude_unknown_token, is_static
 from soft_trainer.errors import UserError
+from soft_trainer.hub_files import reading
+from soft_trainer.packaged import located
 
 
 def load_encoder(

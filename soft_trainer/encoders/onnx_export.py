@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from soft_trainer.encoders.encoding import Encoder, prompt_length
-from soft_trainer.encoders.hub_files import CONFIG, repository_file
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.onnx import (
     FLOAT_FILE,
@@ -30,10 +29,11 @@ from soft_trainer.encoders.onnx import (
 )
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static import is_static
+from soft_trainer.encoders.static_torch import is_static
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, ONNX_FILES, reporting_disk_errors, write_json
 from soft_trainer.fingerprints import encoder_file_hashes, list_files
+from soft_trainer.hub_files import CONFIG, repository_file
 
 OPSET = 18
 TOLERANCE = 1e-3  # how much the export may change an embedding of unit length

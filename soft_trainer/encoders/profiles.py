@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.encoders.hub_files import base_of, published_name, reading, repository_file
 from soft_trainer.encoders.pooling import POOLINGS, TOKEN_WEIGHTS
 from soft_trainer.encoders.sentence_transformers_fields import (
     SETTINGS_FILE,
@@ -18,9 +17,10 @@ from soft_trainer.encoders.sentence_transformers_fields import (
     check_fields,
     flat_fields,
 )
-from soft_trainer.encoders.static_encoder import NO_LENGTH, is_static_config
+from soft_trainer.encoders.static_numpy import NO_LENGTH, is_static_config
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, read_json, write_json
+from soft_trainer.hub_files import base_of, published_name, reading, repository_file
 from soft_trainer.terminal import nearest
 
 logger = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 
 from soft_trainer.encoders.onnx import SETTINGS, OnnxEncoder, has_onnxruntime
-from soft_trainer.encoders.packaged import located
-from soft_trainer.encoders.static_encoder import StaticEncoder, is_static_folder
+from soft_trainer.encoders.static_numpy import StaticEncoder, is_static_folder
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, cache_dir
 from soft_trainer.fingerprints import encoder_file_hashes, fingerprint
+from soft_trainer.packaged import located
 from soft_trainer.terminal import print_on_main
 
 FORMAT = 3  # of exports in the cache

@@ -21,13 +21,20 @@ from soft_trainer.encoders.encoding import Encoder, encode, pad
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import check_model, given_encoder
 from soft_trainer.encoders.onnx import normalized
-from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.encoders.scratch import random_model, train_tokenizer
-from soft_trainer.encoders.static import CHARACTERS, SPECIAL, count_words, distilled, static_model, word_tokenizer
+from soft_trainer.encoders.static_torch import (
+    CHARACTERS,
+    SPECIAL,
+    count_words,
+    distilled,
+    static_model,
+    word_tokenizer,
+)
 from soft_trainer.encoders.text_encoder import open_encoder
 from soft_trainer.files import PROFILE_FILE
 from soft_trainer.losses import info_nce
+from soft_trainer.packaged import located
 
 WORDS = "sort a list with quick sort write text to file read all lines remove if it exists reverse string".split()
 LONG = " ".join(np.random.default_rng(0).choice(WORDS, 5000))

@@ -34,7 +34,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from soft_trainer.encoders.encoding import UNKNOWN_TOKEN, Encoder, at_least_float32, embed, tokenize
 from soft_trainer.encoders.pooling import SMALLEST_WEIGHT
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
-from soft_trainer.encoders.static_encoder import NO_LENGTH
+from soft_trainer.encoders.static_numpy import NO_LENGTH
 from soft_trainer.errors import UserError
 
 MODEL2VEC_TENSOR = "embeddings"  # the name by which model2vec and sentence-transformers find the vectors
