@@ -44,16 +44,6 @@ ORDER = [
 ]
 # All layers that search may import.
 SEARCH_IMPORTS = set("dataflow encoders errors files fingerprints mining packaged source terminal".split())
-    "dataflow",
-    "encoders",
-    "errors",
-    "files",
-    "fingerprints",
-    "mining",
-    "packaged",
-    "source",
-    "terminal",
-}
 # The folders of search form layers too, with the modules in its root between them.
 SEARCH_ORDER = ["measuring", "serving", "code_index", "searching", "snapshot", "commits", "ranking", "index"]
 LEVEL = {layer: level for level, layers in enumerate(ORDER) for layer in layers}
