@@ -59,6 +59,7 @@ ALIASES = {
     "git": "python-git",
     "mongodb/mongo-ruby-driver": "ruby-mongo",
     "gdelugre/origami": "origami-pdf",
+    "golang-github-hashicorp-hcl": "hcl-v2",
 }
 CARD = Path(__file__).with_name("base_card.md")
 DIMENSIONS = 384
@@ -66,7 +67,7 @@ VOCABULARY = 27_000
 LENGTH = 256  # tokens of a text
 FILES = 150  # of a package
 PER_PACKAGE = 500  # rows
-PER_LANGUAGE = 6000  # rows of the packages that are not installed
+PER_LANGUAGE = 12_000  # rows of the packages that are not installed
 BUILT = {"dist", "build", "umd", "bundle", "bundles", "third_party", "thirdparty", "external", "testdata"}
 TEMPERATURE = 0.05  # of the teacher's cosines
 Row = dict[str, Any]
@@ -83,7 +84,7 @@ def lines_of(path: Path) -> Iterator[Row]:
 def plain_name(name: str) -> str:
     """Returns a package's name without the prefixes of distributions and owners, such as `npm/` and `ruby-`."""
     name = re.sub(r"^golang-(github-)?[^-]+-(?=.)", "", name.lower())
-    return re.sub(r"^(python3?|ruby|php|golang|lib)-", "", name.rsplit("/", 1)[-1]).replace("_", "-")
+    return re.sub(r"^(python3?|ruby|(lib)?php|golang|lib)-", "", name.rsplit("/", 1)[-1]).replace("_", "-")
 
 
 def excluded_names(data: Path) -> set[str]:
@@ -560,10 +561,11 @@ def card(entries: int) -> str:
     packages: dict[str, list[str]] = {}
     for language, name, version, declared, count in lines:
         pairs[language] += int(count)
-        source = "installed" if version else "data"
+        source = "installed" if version else "unpacked"
         about = f"{name} {version} ({declared})" if version else name
         packages.setdefault(f"{language}, {source}", []).append(about)
     text = CARD.read_text().replace("{entries}", f"{entries:,}").replace("{pairs}", f"{pairs.total():,}")
+    text = text.replace("{dimensions}", str(DIMENSIONS))
     text = text.replace("{languages}", ", ".join(f"{count:,} {name}" for name, count in pairs.most_common()))
     listed = "\n\n".join(f"**{kind}**: {', '.join(names)}." for kind, names in packages.items())
     return text.replace("{packages}", listed)
