@@ -30,8 +30,8 @@ from measuring import set_up
 from teacher_search import CHUNKS, ndcg
 
 from soft_trainer import load_encoder
+from soft_trainer.data.term_counts import as_arrow, bm25_weights, count_terms, split_identifiers
 from soft_trainer.encoders.static_numpy import StaticEncoder
-from soft_trainer.estimators.bm25 import as_arrow, bm25_weights, count_terms, split_identifiers
 from soft_trainer.packaged import located
 from soft_trainer.search import CodeIndex
 

@@ -51,7 +51,7 @@ from step import our_trainer, their_trainer, without_cudnn_attention
 
 from soft_trainer import load_encoder
 from soft_trainer.data.layouts.codesearchnet import load_folder
-from soft_trainer.data.tokens import side_texts
+from soft_trainer.data.tokens import encoder_texts
 from soft_trainer.encoders.encoding import Encoder, comparable
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.ranking import rank_codes
@@ -115,8 +115,8 @@ class Study:
         codebase = splits["codebase"]
         position = {url: row for row, url in enumerate(codebase["url"])}
         profile = self.start.profile
-        queries = list(side_texts(splits[split], "query", profile))
-        codes = list(side_texts(codebase, "code", profile))
+        queries = list(encoder_texts(splits[split], "query", profile))
+        codes = list(encoder_texts(codebase, "code", profile))
         return Task(queries, codes, [position[url] for url in splits[split]["url"]])
 
     def ranks(self, encoder: Encoder, split: str) -> dict[str, list[int]]:

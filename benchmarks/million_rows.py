@@ -68,15 +68,15 @@ def make_rows(folder: Path, rows: int) -> None:
 
 
 def load(folder: Path):
-    from soft_trainer.data.layouts.codesearchnet import load_jsonl
+    from soft_trainer.data.layouts.tables import read_file
 
-    return load_jsonl(folder / "train.jsonl")
+    return read_file(folder / "train.jsonl")
 
 
 def _load(folder: Path) -> Callable:
-    from soft_trainer.data.layouts.codesearchnet import load_jsonl  # the import does not count
+    from soft_trainer.data.layouts.tables import read_file  # the import does not count
 
-    return lambda: load_jsonl(folder / "train.jsonl")
+    return lambda: read_file(folder / "train.jsonl")
 
 
 def _tokenizer(folder: Path):
@@ -88,11 +88,11 @@ def _tokenizer(folder: Path):
 def _tokenise(side: str) -> Callable:
     def stage(folder: Path) -> Callable:
         """Loads what the stage reads, and returns the work to measure."""
-        from soft_trainer.data.tokens import column_of
+        from soft_trainer.data.tokens import token_column
         from soft_trainer.encoders.profiles import EncoderProfile
 
         rows, tokenizer = load(folder), _tokenizer(folder)
-        return lambda: column_of(rows, side, EncoderProfile(), tokenizer)
+        return lambda: token_column(rows, side, EncoderProfile(), tokenizer)
 
     return stage
 
@@ -100,9 +100,9 @@ def _tokenise(side: str) -> Callable:
 def _library(side: str) -> Callable:
     def stage(folder: Path) -> Callable:
         """Loads what the stage reads, and returns the work to measure."""
-        from soft_trainer.data.tokens import column_texts
+        from soft_trainer.data.tokens import row_texts
 
-        texts = list(column_texts(load(folder), f"{side}_tokens"))
+        texts = list(row_texts(load(folder), f"{side}_tokens"))
         backend = _tokenizer(folder).backend_tokenizer
         return lambda: [len(backend.encode_batch_fast(texts[n : n + 1000])) for n in range(0, len(texts), 1000)]
 

@@ -26,7 +26,7 @@ from teacher_study import difference, key_of, mean_of
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.load import training_split
-from soft_trainer.data.tokens import side_texts
+from soft_trainer.data.tokens import encoder_texts
 from soft_trainer.estimators.scores import ScoresEstimator
 from soft_trainer.terminal import table as markdown
 
@@ -68,7 +68,10 @@ def prepare(arguments: argparse.Namespace) -> None:
     for language in LANGUAGES:
         rows = load_folder(Path(arguments.data) / "mined" / language)["train"]
         rows = rows.select(range(min(PAIRS, len(rows))))
-        texts = {"query": list(side_texts(rows, "query", profile)), "code": list(side_texts(rows, "code", profile))}
+        texts = {
+            "query": list(encoder_texts(rows, "query", profile)),
+            "code": list(encoder_texts(rows, "code", profile)),
+        }
         mined += mine_hard_negatives(
             Dataset.from_dict(texts),
             scorer,
@@ -102,7 +105,7 @@ class ScoresStudy:
         position = {url: number for number, url in enumerate(corpus["url"])}
         sides = []
         for rows, side in ((queries, "query"), (corpus, "code")):
-            sides.append(counts(self.start, list(side_texts(rows, side, self.start.profile))))
+            sides.append(counts(self.start, list(encoder_texts(rows, side, self.start.profile))))
         return Task(*sides, np.array([position[url] for url in queries["url"]]))
 
     def train(self, method: str, settings: dict, seed: int, folder: str) -> np.ndarray:

@@ -13,7 +13,7 @@ from measuring import numbers
 from transformers import AutoConfig, AutoModel
 
 from soft_trainer.data.layouts.codesearchnet import load_folder
-from soft_trainer.data.tokens import SIDES, side_texts
+from soft_trainer.data.tokens import SIDES, encoder_texts
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
@@ -95,7 +95,7 @@ def begin_with(rows: Dataset, arguments: argparse.Namespace, folder: str | Path)
     filled = not arguments.model and arguments.size.split("x")[0] in SHAPES
     if filled:
         rows = rows.select(range(min(len(rows), 64))).map(partial(_filled, tokens=max(query_length, code_length)))
-    both = {side: list(side_texts(rows, side, profile)) for side in SIDES}
+    both = {side: list(encoder_texts(rows, side, profile)) for side in SIDES}
     if (Path(folder) / "modules.json").exists():
         return StartingPoint(rows, Dataset.from_dict(both), profile, Path(folder), arguments.device)
     torch.manual_seed(0)

@@ -85,7 +85,7 @@ class Study:
     def __init__(self, data: Path, model: Path):
         from soft_trainer import load_encoder
         from soft_trainer.data.layouts.codesearchnet import load_folder
-        from soft_trainer.data.tokens import side_texts
+        from soft_trainer.data.tokens import encoder_texts
 
         self.data = data
         self.model = model
@@ -95,10 +95,10 @@ class Study:
         )
         self.start = start
         self.read = load_folder
-        self.texts_of = side_texts
+        self.texts_of = encoder_texts
         self.rows: Dataset = concatenate_datasets([self.folder(name)["train"] for name in TRAINED])
-        self.queries = list(side_texts(self.rows, "query", self.profile))
-        self.codes = list(side_texts(self.rows, "code", self.profile))
+        self.queries = list(encoder_texts(self.rows, "query", self.profile))
+        self.codes = list(encoder_texts(self.rows, "code", self.profile))
         self.valid = {name: self.task(name, "valid") for name in TRAINED}
         self.test = {name: self.task(name, "test") for name in (*TRAINED, *HELD_OUT) if name != "cosqa"}
         self.test["cosqa"] = self.cosqa()

@@ -53,6 +53,7 @@ History <history>
 Hub <hub>
 Integrations <integrations>
 Scaling <scaling>
+Beyond one machine <beyond_one_machine>
 sentence-transformers <sentence_transformers>
 Studies <studies>
 """,

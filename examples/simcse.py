@@ -21,7 +21,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.losses import MultipleNegativesRankingLoss
 
-from soft_trainer.data.tokens import column_texts, text_column
+from soft_trainer.data.tokens import row_texts, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.shell.rows import load_data
@@ -35,7 +35,7 @@ def query_texts(rows: str, language: str | None = None, filters: str | None = No
     source = {"data_dir": rows} if here else {"dataset_name": rows}
     profile = EncoderProfile()
     queries = load_data(DataArguments(language=language, filters=filters, **source), profile)["train"].queries
-    return list(dict.fromkeys(column_texts(queries, text_column(queries, profile.query_columns, "query"))))
+    return list(dict.fromkeys(row_texts(queries, text_column(queries, profile.query_columns, "query"))))
 
 
 def main() -> None:

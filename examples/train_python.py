@@ -13,6 +13,7 @@ import sys
 from transformers import TrainerCallback
 
 from soft_trainer import BM25Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_rows
+from soft_trainer.metrics import load_mrr
 
 
 class StopWhenGood(TrainerCallback):
@@ -30,12 +31,6 @@ class StopWhenGood(TrainerCallback):
         control.should_training_stop = metrics["eval_found_in_5"] >= self.recall
 
 
-def compute_metrics(prediction) -> dict[str, float]:
-    """Returns the proportion of queries whose code is among the first five. Rank 1 is the best."""
-    ranks, _top_codes = prediction.predictions
-    return {"found_in_5": float((ranks <= 5).mean())}
-
-
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("rows", help="JSON lines, CSV or Parquet")
 parser.add_argument("output_dir")
@@ -44,6 +39,17 @@ parser.add_argument("--epochs", type=float, default=3)
 options = parser.parse_args()
 
 rows = load_rows(options.rows)
+mrr = load_mrr()  # of the library `evaluate`
+corpus = len(rows["valid"].corpus)
+
+
+def compute_metrics(prediction) -> dict[str, float]:
+    """Returns the share of queries whose code is among the first five, and the MRR in which a rank over 1,000 is 0."""
+    ranks, _top_codes = prediction.predictions
+    cut = mrr.compute(predictions=ranks, references=[corpus] * len(ranks), max_rank=1000)
+    return {"found_in_5": float((ranks <= 5).mean()), "mrr_1000": cut["mrr"]}
+
+
 trainer = SoftInfoNCETrainer(
     model=options.model,
     args=SoftInfoNCETrainingArguments(
@@ -62,6 +68,7 @@ trainer = SoftInfoNCETrainer(
 )
 trainer.train()
 trainer.save_model()
+corpus = len(rows["test"].corpus)
 output = trainer.predict(rows["test"])
 sys.stdout.write(
     f"test: MRR {output.metrics['test_mrr']:.3f}, {output.metrics['test_found_in_5']:.0%} in the first 5\n"

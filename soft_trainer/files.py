@@ -241,9 +241,9 @@ def read_json(path: str | Path, kind: type = dict):
     """Reads a plain or compressed JSON file. Raises UserError unless the file contains a `kind`, a dict or a list."""
     try:
         with open_text(path) as file:
-            values = _parsed(file.read())
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from error
+            values = _parsed(file.read(), _row if kind is list else dict)
+    except ValueError as error:
+        raise error if isinstance(error, UserError) else UserError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(values, kind):
         raise UserError(f"{path}: expected a {'list' if kind is list else 'mapping'}, not {values!r:.40}")
     return values
@@ -267,17 +267,26 @@ def read_json_lines(path: str | Path, replace: bool = True) -> Iterator[tuple[st
             for number, line in enumerate(lines, 1):
                 location = f"{path}, row {number}"
                 if line.strip():
-                    value = _parsed(line) if replace else json.loads(line)
+                    value = _parsed(line, _row) if replace else json.loads(line, object_pairs_hook=_row)
                     if not isinstance(value, dict):
                         raise UserError(f"{location}: expected a JSON object, not {type(value).__name__}")
                     yield location, value
-    except json.JSONDecodeError as error:
-        raise UserError(f"{location}: not valid JSON ({error})") from None
+    except ValueError as error:
+        raise error if isinstance(error, UserError) else UserError(f"{location}: not valid JSON ({error})") from None
 
 
-def _parsed(text: str):
+def _row(pairs: list[tuple[str, object]]) -> dict:
+    """Makes a row from the names and values of a JSON object. Raises ValueError if two values have the same name."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"two values are called {max(names, key=names.count)!r}; rename one of them")
+    return row
+
+
+def _parsed(text: str, make: Callable[[list[tuple[str, object]]], dict]):
     """Parses JSON. Replaces a lone surrogate, left where a text was cut in the middle of a character, with `?`."""
-    value = json.loads(text)
+    value = json.loads(text, object_pairs_hook=make)
     if "\\ud" in text.lower():
         value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     return value

@@ -43,7 +43,7 @@ READ_BYTES = 1 << 22
 ROW_FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")  # the endings of files with rows
 # Raise this number if a change of the code gives other mined or filtered rows, token ids, data flows, tokenizers,
 # embeddings or neighbours for the same input. All caches are then made again.
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 HASH = re.compile("[0-9a-f]{32}")
 UNREAD_PROFILE = {"name", "matryoshka_dims", "teacher", "teacher_identity"}  # fields that training does not read
 # Fields of a profile, a configuration and an adapter that do not affect embeddings.

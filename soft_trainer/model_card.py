@@ -48,8 +48,8 @@ from soft_trainer.files import (
     write_text,
 )
 from soft_trainer.hub_files import base_of, published_name, repository_file
+from soft_trainer.option_spec import option_specs
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.options.option_spec import option_specs
 from soft_trainer.terminal import table
 
 _METRIC_NAMES = {"mrr": "MRR"} | {f"recall@{k}": f"Recall@{k}" for k in (1, 5, 10)} | GRADED

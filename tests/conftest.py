@@ -234,7 +234,7 @@ def write_folder(rows, tmp_path):
     a split; a string is written unchanged.
     """
 
-    from soft_trainer.data.layouts.files import SPLITS
+    from soft_trainer.data.folders import SPLITS
 
     def write(compressed: bool = False, **changed):
         usual = {"train": rows[:8], "valid": rows[8:10], "test": rows[10:12], "codebase": rows[8:12]}

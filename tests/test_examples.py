@@ -7,6 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,6 +16,7 @@ from soft_trainer import SimCSEEstimator, load_encoder, load_rows
 from soft_trainer.errors import UserError
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.fixture
@@ -146,3 +148,25 @@ def test_weights_of_the_case_study(run, csv, encoder_dir, tmp_path):
     weights = [float(row[3]) for row in rows]
     assert len(weights) == 8 and weights.index(min(weights)) == 2
     assert {"weights.png", "alpha.png"} == {path.name for path in (tmp_path / "out").iterdir()}
+
+
+@pytest.mark.slow
+def test_ray_encodes_shards_and_the_page_mines_negatives(run, rows, encoder_dir, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    table = pd.DataFrame(rows)[["url", "docstring", "code"]]
+    for name in ("shards", "queries"):
+        (tmp_path / name).mkdir()
+    for number, part in enumerate((table[:10], table[10:])):
+        part.to_parquet(tmp_path / f"shards/{number}.parquet")
+    table.to_parquet(tmp_path / "queries/0.parquet")
+    monkeypatch.chdir(tmp_path)
+    run("encode_with_ray", encoder_dir, tmp_path / "shards", tmp_path / "vectors/codes", "--batch_size", 8)
+    words = ("--column", "docstring", "--side", "query")
+    run("encode_with_ray", encoder_dir, tmp_path / "queries", tmp_path / "vectors/queries", *words)
+    encoded = pd.read_parquet(tmp_path / "vectors/codes").set_index("url")
+    expected = load_encoder(encoder_dir).encode_codes(table["code"].tolist())
+    found = torch.tensor(np.stack(encoded.loc[table["url"], "vector"]))
+    torch.testing.assert_close(found, expected.cpu(), atol=1e-5, rtol=0)
+    (block,) = re.findall(r"^```python\n(.*?)^```", (DOCS / "beyond_one_machine.md").read_text(), re.M | re.S)
+    exec(block, {})
+    assert load_rows(tmp_path / "mined.parquet")["train"].judgments.negatives.nnz > 0

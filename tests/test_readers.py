@@ -14,7 +14,7 @@ from git_repositories import grown
 
 from soft_trainer import fingerprints
 from soft_trainer.data import array_cache, tokens
-from soft_trainer.data.layouts import codesearchnet, tables
+from soft_trainer.data.layouts import tables
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import scratch
 from soft_trainer.estimators.bm25 import BM25Estimator
@@ -83,7 +83,7 @@ def world(tmp_path, model, tokenizer, profile, monkeypatch):
 
 
 def jsonl(world):
-    return codesearchnet.load_jsonl(world.file("rows.jsonl"))
+    return tables.read_file(world.file("rows.jsonl"))
 
 
 def json_of_any_columns(world):
@@ -97,7 +97,7 @@ def ids(world):
 
 def data_flow(world):
     profile = world.profile.replace(data_flow_length=8 + world.options)
-    column = tokens.column_of(world.dataset(), "code", profile, world.tokenizer)
+    column = tokens.token_column(world.dataset(), "code", profile, world.tokenizer)
     rows = (column[row] for row in range(len(column)))
     return [{name: values.tolist() for name, values in row.items()} for row in rows]
 
@@ -157,7 +157,7 @@ def history(world):
 def mined(world, **options):
     arguments = DataArguments(language="python", **options)
     folder = shell_rows._mined(arguments, "python")
-    return {path.name: codesearchnet.load_jsonl(path)[:] for path in sorted(folder.glob("[tv]*.jsonl.gz"))}
+    return {path.name: tables.read_file(path)[:] for path in sorted(folder.glob("[tv]*.jsonl.gz"))}
 
 
 # reader -> the parts of `World` that it depends on, besides the rows, the format and the cached files

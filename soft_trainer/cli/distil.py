@@ -4,8 +4,8 @@ soft-trainer distil MODEL
 soft-trainer distil sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/static --texts my_repository
 
 The result can be trained like any encoder (`train --model_name_or_path DIR`), hundreds of times as fast as the
-original. It loads in AutoModel, SentenceTransformer and model2vec.StaticModel too, which give the same embeddings if it
-is made with --token_weights count.
+original. AutoModel, SentenceTransformer and model2vec.StaticModel load it too, and give the same embeddings if it is
+made with --token_weights count.
 """
 
 from __future__ import annotations

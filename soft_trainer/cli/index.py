@@ -5,6 +5,7 @@ soft-trainer index DIR --model sentence-transformers/all-MiniLM-L6-v2
 soft-trainer index DIR --model outputs/matryoshka --truncate_dim 64
 soft-trainer index DIR --skipped
 soft-trainer index DIR --exclude 'docs/**' --include 'vendor/ours/**'
+soft-trainer index --list
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
         metavar="DIR",
+        nargs="?",
         help="root of the source tree; stdlib stands for Python's standard library without its tests",
     )
     parser.add_argument(
@@ -63,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="list the skipped files, with the reasons, and files that could not be decoded or parsed whole",
     )
+    parser.add_argument("--rebuild", action="store_true", help="read and encode all files again")
+    parser.add_argument("--list", action="store_true", help="list the indexes in the user's cache, with sizes")
+    parser.add_argument(
+        "--prune",
+        action="store_true",
+        help="delete the indexes of folders that no longer exist; a new index does so after 30 days",
+    )
     parser.add_argument("--index_dir", help="location of the index (default: in the user's cache directory)")
 
 
@@ -70,12 +79,18 @@ def run(arguments: argparse.Namespace) -> int | None:
     """Indexes a folder, and prints what was indexed and skipped. Returns 1 if the folder has no text files."""
     # Imported here, so that --help stays fast.
     from soft_trainer.cli.search import safe
+    from soft_trainer.errors import UserError
     from soft_trainer.search import CodeIndex
     from soft_trainer.terminal import print_on_main
 
+    if arguments.list or arguments.prune:
+        return _show_stored(arguments)
+    if arguments.folder is None:
+        raise UserError("DIR: missing; pass the root of a source tree, such as .")
     started = time.perf_counter()
     arguments.folder = source_folder(arguments.folder)
-    choice = {name: getattr(arguments, name) for name in ("truncate_dim", "exclude", "include", "history")}
+    names = ("truncate_dim", "exclude", "include", "history", "rebuild")
+    choice = {name: getattr(arguments, name) for name in names}
     try:
         index = CodeIndex.build(arguments.folder, arguments.index_dir, arguments.model, progress=True, **choice)
     except KeyboardInterrupt:
@@ -118,6 +133,26 @@ def run(arguments: argparse.Namespace) -> int | None:
     command = shlex.join(["soft-trainer", "search", *options])
     lines.append(f'{time.perf_counter() - started:.1f} s. Search it: {command} "parse a date"')
     sys.stdout.writelines(f"{safe(line)}\n" for line in lines)
+
+
+def _show_stored(arguments: argparse.Namespace) -> None:
+    """Lists the indexes and the parsed commits in the user's cache, or deletes those without a folder."""
+    # Imported here, so that --help stays fast.
+    from soft_trainer.cli.search import safe
+    from soft_trainer.errors import UserError
+    from soft_trainer.search.index.stored import list_stored, prune
+
+    if arguments.folder is not None:
+        raise UserError("DIR: has no effect with --list or --prune; drop it")
+    rows = prune() if arguments.prune else list_stored()
+    lines = []
+    for row in rows:
+        what = "commits of " if row.path.suffix == ".sqlite" else ""
+        gone = "  (no such folder; --prune deletes this)" if row.is_gone and not arguments.prune else ""
+        date = time.strftime("%Y-%m-%d", time.localtime(row.changed))
+        lines.append(f"{row.bytes / 2**20:9,.1f} MiB  {date}  {what}{safe(row.folder)}{gone}")
+    lines.append(f"{sum(row.bytes for row in rows) / 2**20:9,.1f} MiB in all{', deleted' if arguments.prune else ''}")
+    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def _memory(commits: dict) -> str:

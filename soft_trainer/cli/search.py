@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shlex
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from soft_trainer.search.searching import Search
 
 SHOWN_COLUMNS = 160
+PIPE_SECONDS = 5.0  # for encoding, and for reading commits, after the results went to a pipe
 # The options that have no effect in each mode. None is an ordinary search.
 _UNREAD = {
     "--mcp": ("serve", "port", "editor", "limit", "json", "path", "language", "name", "tests", "query", "similar"),
@@ -135,9 +137,11 @@ def run(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:  # a reader such as `head` has stopped reading; Python would flush again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not arguments.no_update:
+        # Who reads a pipe, such as an agent, waits for the end of this process.
+        seconds = math.inf if sys.stdout.isatty() else PIPE_SECONDS
         try:
             for member in index.members:
-                member.finish(encode=not arguments.lexical)
+                member.finish(encode=not arguments.lexical, seconds=seconds)
         except KeyboardInterrupt:
             print_on_main("stopped; the next search continues")
     if results:

@@ -14,9 +14,9 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from soft_trainer.data.column_names import GROUP
-from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS
+from soft_trainer.data.columns import known_columns, row_texts, text_ids
+from soft_trainer.data.folders import SPLIT_NAMES, SPLITS
 from soft_trainer.data.split import Judgments, Split
-from soft_trainer.data.tokens import column_texts, columns_in, text_ids
 from soft_trainer.errors import UserError
 from soft_trainer.shares import HELD_OUT_SHARE, assign_splits
 from soft_trainer.terminal import print_on_main, table
@@ -36,17 +36,15 @@ class Division:
     Args:
         test_fraction: the share of the rows in test, and the share in valid.
         seed: another seed gives another division.
+        random: whether to divide rows without a usable column `partition`. If False, all of them become train.
     """
 
     test_fraction: float = HELD_OUT_SHARE
     seed: int = 0
-
-    def __post_init__(self):
-        if not 0 < self.test_fraction < 0.5:
-            raise UserError(f"test_fraction={self.test_fraction}: expected a number above 0 and below 0.5")
+    random: bool = True
 
 
-def divided(split: Split, division: Division, group_column: str | None, random: bool) -> dict[str, Split]:
+def divided(split: Split, division: Division, group_column: str | None) -> dict[str, Split]:
     """Divides pairs into train, valid and test, and prints the size of each.
 
     If the column `partition` contains at least two splits, it decides, unless a column of groups is set. Otherwise,
@@ -55,10 +53,8 @@ def divided(split: Split, division: Division, group_column: str | None, random: 
     training rows whose id, query or function is in valid or test are dropped.
 
     Args:
-        division: the shares and the seed.
         group_column: the name of the column whose values stay within one split. By default, a column with the
             repository.
-        random: whether to divide pairs without a usable `partition`. If False, all of them become train.
 
     Raises:
         UserError: there are too few rows.
@@ -69,7 +65,7 @@ def divided(split: Split, division: Division, group_column: str | None, random: 
         named = np.array([SPLIT_NAMES.get(str(value).lower()) for value in rows[PARTITION]], dtype=object)
     reason = f"by {PARTITION}"
     by_partition = len({*DIVIDED} & {*named}) >= 2
-    if not by_partition and not random:
+    if not by_partition and not division.random:
         return {"train": split}
     hashes = row_hashes(rows)
     if not by_partition:
@@ -102,7 +98,7 @@ def _divided_at_random(
     Returns:
         The name of each row's split, and a description of how the rows were divided, such as "by repo".
     """
-    column = next(iter(columns_in(rows, (GROUP, *REPOSITORIES))), None)
+    column = next(iter(known_columns(rows, (GROUP, *REPOSITORIES))), None)
     names = list(map(str, rows[column])) if column else []
     reason = f"by {group_column or column}"
     if len(set(names)) < len(DIVIDED):
@@ -146,11 +142,9 @@ def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:
         uint64[rows], keyed by column.
     """
     hashes = {}
-    for name in columns_in(rows, COMPARED):
+    for name in known_columns(rows, COMPARED):
         # In NFC, equal characters are equal whether or not their accents are separate.
-        hashes[name] = text_ids(
-            " ".join(unicodedata.normalize("NFC", text).split()) for text in column_texts(rows, name)
-        )
+        hashes[name] = text_ids(" ".join(unicodedata.normalize("NFC", text).split()) for text in row_texts(rows, name))
     return hashes
 
 

@@ -14,8 +14,7 @@ from datasets import Dataset, List, Value, concatenate_datasets
 
 from soft_trainer.data.array_cache import flat
 from soft_trainer.data.column_names import CODES, LABEL, POSITIVES, SCORE, is_list_text
-from soft_trainer.data.columns import Columns
-from soft_trainer.data.tokens import column_texts, columns_in
+from soft_trainer.data.columns import Columns, known_columns, row_texts
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main, shortened
 
@@ -56,9 +55,9 @@ class Listed:
         Raises:
             UserError: a negative is a url that no row has.
         """
-        column = columns_in(corpus, CODES)[0]
+        column = known_columns(corpus, CODES)[0]
         row_of = {}
-        for row, names in reversed([*enumerate(zip(column_texts(corpus, column), urls, strict=True))]):
+        for row, names in reversed([*enumerate(zip(row_texts(corpus, column), urls, strict=True))]):
             row_of |= dict.fromkeys(filter(None, names), row)  # the first of several equal rows wins
         added = []
         languages = corpus["language"][:] if "language" in corpus.column_names else None
@@ -91,9 +90,9 @@ def read_listed(rows: Dataset, columns: Columns, source: str, check: bool) -> tu
     Raises:
         UserError: a value is neither a text nor a list of texts, or a score does not fit. The message gives the row.
     """
-    code = next(iter(columns_in(rows, columns.code)), None)
-    negatives = columns_in(rows, columns.negatives)
-    given = columns_in(rows, columns.scores)
+    code = next(iter(known_columns(rows, columns.code)), None)
+    negatives = known_columns(rows, columns.negatives)
+    given = known_columns(rows, columns.scores)
     several = code in POSITIVES and isinstance(rows.features[code], List)
     if code and given == [SCORE, LABEL]:
         return _labelled_pairs(rows, columns, code, source)
@@ -135,8 +134,8 @@ def _listed(query_of, negatives: Sequence[str], negative_of, scores) -> Listed:
 
 def _labelled_pairs(rows: Dataset, columns: Columns, code: str, source: str) -> tuple[Dataset, Listed]:
     """Reads rows that each have a query, one function, its score, and 1 or 0 in `label`."""
-    query = columns_in(rows, columns.query)[0]
-    pairs = pd.DataFrame({"query": [*column_texts(rows, query)], "text": [*column_texts(rows, code)]})
+    query = known_columns(rows, columns.query)[0]
+    pairs = pd.DataFrame({"query": [*row_texts(rows, query)], "text": [*row_texts(rows, code)]})
     pairs["label"] = pd.to_numeric(pd.Series(rows[LABEL][:]))
     pairs["score"] = [_number(score, SCORE, source, row) for row, score in enumerate(rows[SCORE][:])]
     right = pairs[pairs["label"] == 1].reset_index(names="row")

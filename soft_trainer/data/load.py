@@ -4,51 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 from datasets import Dataset, Features, IterableDataset, Value
 
-from soft_trainer.data.array_cache import flat
-from soft_trainer.data.column_names import GROUP
-from soft_trainer.data.columns import (
-    ANY_COLUMNS,
-    ColumnNames,
-    check_column,
-    check_one_code,
-    choose_columns,
-    with_usual_names,
-)
-from soft_trainer.data.holdout import HELD_OUT_SHARE, Division, divided, held_out, without_held_out
-from soft_trainer.data.languages import tables_in
+from soft_trainer.data.columns import ANY_COLUMNS, ColumnNames
+from soft_trainer.data.folders import SPLIT_NAMES, check_names, list_files
+from soft_trainer.data.holdout import HELD_OUT_SHARE, Division, without_held_out
+from soft_trainer.data.layouts import JUDGED, LAYOUTS, TABLES
 from soft_trainer.data.layouts.codesearchnet import load_hub
-from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS, check_names
-from soft_trainer.data.layouts.judged import load_judged
-from soft_trainer.data.layouts.tables import read_splits
-from soft_trainer.data.listed import read_listed
+from soft_trainer.data.make_splits import Context, make_splits, splits_of_tables
 from soft_trainer.data.plain_columns import (
     AT_ONCE,
-    concatenated,
     plain_table,
     table_of,
     tables_of,
     with_plain_text,
     write_tables,
 )
-from soft_trainer.data.row_checks import check_split, check_table, name_repeated
+from soft_trainer.data.row_checks import check_split
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import side_texts
+from soft_trainer.data.tokens import encoder_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.terminal import nearest, print_on_main
 
 TRANSFORMED_AT_ONCE = 1000  # rows
-AS_USUAL = Division()
+EVERYTHING = Context()
 Sources = Mapping[str, Mapping[str, Split]]  # the splits of each source
 
 
@@ -76,8 +63,8 @@ def load_rows(
 
     Args:
         source: a file or a folder of JSON Lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
-            layout of BEIR, CoSQA or CoSQA+, a name on the Hub, a data frame, a list of dicts, or a `Dataset`. A dict
-            maps either splits to rows, or names to several such sources.
+            layout of BEIR, CoSQA or CoSQA+, or with a codebase and judged queries, a name on the Hub, a data frame, a
+            list of dicts, or a `Dataset`. A dict maps either splits to rows, or names to several such sources.
         query_column, code_column: the names of these columns, if they are not detected.
         id_column: the column with the function's id. The default is described above.
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has no corpus.
@@ -97,180 +84,64 @@ def load_rows(
         UserError: the rows cannot be read, a column is missing or is not text, or a row has no text. The message
             includes the row's number.
     """
+    if not 0 < test_fraction < 0.5:
+        raise UserError(f"test_fraction={test_fraction}: expected a number above 0 and below 0.5")
     names = ColumnNames(query_column, code_column, id_column, negatives_column, group_column)
-    division = Division(test_fraction, seed)
-    origin = {"codebase": codebase, "language": language, "revision": revision}
+    context = Context(
+        names,
+        division=Division(test_fraction, seed),
+        codebase=None if codebase is None else as_rows(codebase, "codebase"),
+        language=language,
+        languages=() if language is None else (language,),
+        revision=revision,
+    )
     if not isinstance(source, Mapping) or source.keys() <= SPLIT_NAMES.keys():
-        return read_source(source, names, division=division, **origin)
+        return read_source(source, context)
     if both := source.keys() & SPLIT_NAMES.keys():
         unknown = min(map(str, source.keys() - both))
         raise UserError(
             f"pass a dict of either splits or sources: {min(both)!r} is the name of a split, but {unknown!r} is "
             f"not{nearest(unknown, SPLIT_NAMES)}"
         )
-    parts = {}
-    for name, part in source.items():
-        parts[name] = read_source(part, names, one_of_several=True, division=division, **origin)
+    context = context._replace(names=names._replace(shared=True))
+    parts = {name: read_source(part, context) for name, part in source.items()}
     return join_sources(parts, EncoderProfile())
 
 
-def read_source(
-    source,
-    names: ColumnNames = ANY_COLUMNS,
-    *,
-    needed: Sequence[str] = SPLITS,
-    check: bool = True,
-    one_of_several: bool = False,
-    division: Division | None = AS_USUAL,
-    **origin,
-) -> dict[str, Split]:
+def read_source(source, context: Context = EVERYTHING) -> dict[str, Split]:
     """Loads the splits of one source; see `load_rows`.
 
-    Args:
-        needed: the splits that the caller uses. If valid or test is needed but there is only train, train is divided.
-            If train is not needed, it is skipped unless there is no other split.
-        check: whether to raise an error for rows without a text or without a relevant function.
-        one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
-        division: how to divide train. If None, rows without a column `partition` stay train, or become test if train
-            is not needed.
-        origin: the codebase, language and revision; see `load_rows`.
+    A folder may have several layouts. Judged queries beside rows are read only if `context.needed` has their name.
+    They are called test if there are no others to evaluate.
     """
-    folder = isinstance(source, str | Path) and Path(source).is_dir()
-    if folder and (judged := load_judged(Path(source))):
-        for option, name in names.options().items():
-            if not one_of_several:
-                raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
-        return judged
-    tables, label, files, named = read_tables(source, **origin)
-    if one_of_several:
-        known = set().union(*(rows.column_names for rows in tables.values()))
-        names = ColumnNames(*(name if name in known else None for name in names))
-    if "train" not in needed:
-        if tables.keys() - {"train", "codebase"}:
-            tables.pop("train", None)
-        elif {"train", "codebase"} <= tables.keys() and division is None:
-            tables["test"] = tables.pop("train")
-    splits = make_splits(tables, label, names, check, files)
-    if tables.keys() != {"train"}:
-        if names.group is not None:
-            print_on_main(f"{label}: not using group_column={names.group}, because the rows are split already")
-        return splits
-    random = division is not None and (not named or bool({*needed} - {"train"}))
-    try:
-        splits = divided(splits["train"], division or AS_USUAL, names.group, random)
-    except UserError as error:
-        raise UserError(f"{label}: {error}") from error
-    if [*splits] == ["train"] and "train" not in needed:
-        splits = held_out(splits["train"], {"test": np.arange(len(splits["train"].judgments))})
-    return splits
-
-
-def read_tables(
-    source, codebase=None, language: str | None = None, revision: str | None = None
-) -> tuple[dict[str, Dataset], str, dict[str, str], bool]:
-    """Reads the tables of a source.
-
-    Args:
-        codebase, language, revision: see `load_rows`.
-
-    Returns:
-        The rows, keyed by split; the source and the files of some splits, for messages; and whether the source says
-        which rows are which split. Otherwise, all of them are in train.
-
-    Raises:
-        UserError: the rows cannot be read, or a split has no row in the language.
-    """
-    label = "the rows"
-    files = {}
-    named = True
-    hub = isinstance(source, str | Path) and not Path(source).exists()
-    if hub:
-        label = str(source)
-        tables = load_hub(label, language, revision)
-    elif isinstance(source, str | Path):
-        label = str(source)
-        tables, files, named = read_splits(Path(source))
-    elif isinstance(source, Mapping):
-        check_names(source)
-        tables = {SPLIT_NAMES[name]: as_rows(rows, name) for name, rows in source.items()}
-    else:
-        label = "the data frame" if isinstance(source, pd.DataFrame) else label
-        tables = {"train": as_rows(source, label)}
-    if codebase is not None:
-        tables["codebase"] = as_rows(codebase, "codebase")
-    if language is not None and not hub:
-        tables = tables_in(tables, language, label)
-    return tables, label, files, named
-
-
-def make_splits(
-    tables: Mapping[str, Dataset],
-    label: str = "the rows",
-    names: ColumnNames = ANY_COLUMNS,
-    check: bool = True,
-    files: Mapping[str, str] | None = None,
-) -> dict[str, Split]:
-    """Makes splits from rows with any column names. A function is relevant to the queries with the same id.
-
-    Args:
-        tables: the rows, keyed by split. The rows of `codebase` are the corpus of all splits except train.
-        label: what messages call the source.
-        names: the column names set by the user.
-        check: whether to raise an error for rows without a text or without a relevant function.
-        files: the paths of some splits' files, for messages.
-
-    Raises:
-        UserError: a table is empty, a column is missing or is not text, there is no corpus, or `check_split` fails.
-    """
-    labels = {name: f"{label}, {name}" for name in tables} | dict(files or {})
-    if [*tables] == ["train"] and not files:
-        labels["train"] = label
-    tables = {name: tables[name] for name in SPLITS if name in tables} | dict(tables)
-    columns = choose_columns(
-        {name: rows.column_names for name, rows in tables.items()}, names, label, quiet="train" not in tables
-    )
-    listed = {}
-    called = {}
-    for name, rows in tables.items():
-        check_table(rows, name, columns, labels[name], "codebase" in tables)
-        if name == "train" and names.group is not None:
-            # A copy, because the column may also be the one of queries or ids.
-            check_column(rows.column_names, "group_column", names.group, labels[name])
-            groups = rows[names.group][:]
-            if None in groups:
-                number = groups.index(None) + 1
-                raise UserError(
-                    f"{labels[name]}, row {number}: the group, column {names.group!r}, is missing or empty"
-                )
-            rows = rows.add_column(GROUP, list(map(str, groups)))
-        rows, listed[name] = read_listed(rows, columns, labels[name], check)
-        tables[name], before = with_usual_names(rows, columns, labels[name])
-        called |= before
-    if columns.id is not None:
-        check_one_code(tables, columns.id, labels)
-    corpus = tables.pop("codebase", None)
-    paired = corpus is None  # each row has a query and its code
-    if paired and (evaluated := [rows for name, rows in tables.items() if name != "train"]):
-        corpus = concatenated(evaluated)
-        corpus = corpus.select(np.flatnonzero(~pd.Series(corpus["url"][:]).duplicated().to_numpy()))
-    corpus = corpus and flat(corpus)  # the splits share it, so that it is encoded once
+    if not isinstance(source, str | Path):
+        label = "the data frame" if isinstance(source, pd.DataFrame) else "the rows"
+        named = isinstance(source, Mapping)
+        if named:
+            check_names(source)
+            tables = {SPLIT_NAMES[name]: as_rows(rows, name) for name, rows in source.items()}
+        else:
+            tables = {"train": as_rows(source, label)}
+        return splits_of_tables(tables, label, context, named=named)
+    if not Path(source).exists():
+        tables = load_hub(str(source), context.language, context.revision)
+        return splits_of_tables(tables, str(source), context._replace(language=None))
+    files = list_files(source)
+    layouts = [layout for layout in LAYOUTS if layout.finds(files)] or [TABLES]
+    if TABLES in layouts:
+        layouts = [layout for layout in layouts if layout.name not in JUDGED or layout.name in context.needed]
+    elif not context.names.shared:
+        for option, name in context.names.options().items():
+            raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
     splits = {}
-    for name, rows in tables.items():
-        pairs = split = None
-        if paired or name == "train":
-            split = pairs = Split.from_pairs(rows, listed[name])
-        if name != "train":
-            split = Split.from_urls(rows, corpus, listed[name])
-        splits[name] = split = dataclasses.replace(split, called=called)
-        if check:
-            code_place = labels[name] if pairs else labels["codebase"]
-            rows_as_given = dataclasses.replace(pairs or split, called=called)
-            check_split(rows_as_given, name, files={"query": labels[name], "code": code_place})
-            if name != "train":
-                split.mark_checked()  # `pairs` has the same rows
-        name_repeated(rows, labels[name])
-    if not splits:
-        raise UserError(f"{label}: no rows of train, valid or test")
+    for layout in layouts:
+        part = layout.read(files, context)
+        for name in splits.keys() & part.keys():
+            both = " and ".join(layout.name for layout in layouts)
+            raise UserError(f"{source}: both {both} have {name} queries; put them into separate folders")
+        splits |= part
+    if len(layouts) == 1 and layouts[0].name in JUDGED:
+        splits = {"test": splits[layouts[0].name]}
     return splits
 
 
@@ -314,7 +185,7 @@ def _common_columns(rows: Dataset, side: str, profile: EncoderProfile) -> Datase
     columns = getattr(profile, f"{side}_columns")
     usual = {"query": "docstring", "code": "code"}[side]
     target = usual if usual in columns else columns[0]
-    values = {target: list(side_texts(rows, side, profile))}
+    values = {target: list(encoder_texts(rows, side, profile))}
     for name in ("language", "url"):
         values[name] = rows[name][:] if name in rows.column_names else [None] * len(rows)
     return Dataset.from_dict(values, features=Features({name: Value("string") for name in values}))

@@ -40,10 +40,11 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def column_of(values: Sequence | pa.ChunkedArray) -> pa.ChunkedArray:
+def arrow_column(values: Sequence | pa.ChunkedArray) -> pa.ChunkedArray:
     """Makes a column from the values of a list, a pandas series or an Arrow table.
 
     Values of several types, or of a type that `datasets` lacks, become JSON, which `datasets` decodes when it is read.
+    Integers of more than 64 bits become text.
 
     Raises:
         ValueError, TypeError: a value has no such form. UnicodeEncodeError, a ValueError: a text contains half of a
@@ -62,6 +63,8 @@ def column_of(values: Sequence | pa.ChunkedArray) -> pa.ChunkedArray:
     except (pa.ArrowException, OverflowError, ValueError):
         pass
     values = values.to_pylist() if isinstance(values, pa.ChunkedArray) else values
+    if all(value is None or type(value) is int for value in values):  # some have more than 64 bits
+        return pa.chunked_array([pa.array([None if value is None else str(value) for value in values])])
     encoded = []
     for value in values:
         missing = value is None or (pd.api.types.is_scalar(value) and pd.isna(value))
@@ -95,7 +98,7 @@ def plain_table(
         if name in dropped:
             continue
         try:
-            kept[str(name)] = column_of(values)
+            kept[str(name)] = arrow_column(values)
         except UnicodeEncodeError:
             for row, value in enumerate(values, start):
                 _check_encodable(value, f"{source}, row {row}: column {name!r}")

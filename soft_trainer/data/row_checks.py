@@ -1,33 +1,29 @@
-"""Checks that the rows of a split can be used for training or evaluation, and drops unusable rows."""
+"""Checks that a split can be used for training or evaluation, and drops unusable rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, List, Value
+from datasets import Dataset
 
-from soft_trainer.data.column_names import COLUMNS_OF, LABEL, LABELS, POSITIVES, SCORE, SCORES, TOKENS_END
-from soft_trainer.data.columns import Columns
-from soft_trainer.data.layouts.files import SIDES_OF
-from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import (
+from soft_trainer.data.column_names import COLUMNS_OF
+from soft_trainer.data.columns import (
     check_language_column,
-    column_texts,
-    columns_in,
-    not_tokens,
+    known_columns,
+    row_numbers,
+    row_texts,
     text_column,
     text_ids,
 )
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main, shortened
+from soft_trainer.terminal import print_on_main
 
-UNREAD = ("score", "relevance")  # columns whose meaning is unclear
-SHOWN = 5  # rows to list in a message
 MOST_RELEVANT = 100  # relevant pairs per query or function; more means that the id column does not identify functions
 
 
@@ -55,122 +51,30 @@ def check_split(
         read = COLUMNS_OF[side] if profile is None else getattr(profile, f"{side}_columns")
         columns = [text_column(rows, read, side)]
         if profile is None:
-            columns = columns_in(rows, read)
+            columns = known_columns(rows, read)
         if len(empty := blank_rows(rows, columns)):
             column = split.called.get(columns[0], columns[0])
             quote = "; in an unusually long row, look for an unbalanced quote" if ".csv" in source else ""
             raise UserError(
-                f"{source}, {_listed(empty)}: column {column!r} is missing or empty ({len(empty):,} of "
+                f"{source}, {row_numbers(empty)}: column {column!r} is missing or empty ({len(empty):,} of "
                 f"{len(rows):,} rows); fill in or drop these rows (in the shell: --drop_unusable true){quote}"
             )
     if profile is not None and profile.data_flow_length:
         source = sources["code"]
         check_language_column(split.corpus, source)
         if len(empty := blank_rows(split.corpus, ["language"])):
-            raise UserError(f"{source}, {_listed(empty)}: column 'language' is missing or empty")
+            raise UserError(f"{source}, {row_numbers(empty)}: column 'language' is missing or empty")
     if name != "train":
         _check_relevant(split, sources)
         split.mark_checked()
 
 
-def check_table(rows: Dataset, name: str, columns: Columns, source: str, has_corpus: bool) -> None:
-    """Checks that a split has rows, and that the columns that it needs have the right types and labels.
-
-    Args:
-        name: the name of the split.
-        has_corpus: whether valid and test are ranked against a table of functions.
-
-    Raises:
-        UserError: there are no rows, a column is missing, or a value is not text. The message gives the first row.
-    """
-    if not len(rows):
-        raise UserError(f"{source}: no rows")
-    for side in SIDES_OF.get(name, ("query",)) if has_corpus else COLUMNS_OF:
-        if columns_in(rows, (*getattr(columns, side), *COLUMNS_OF[side])):
-            continue
-        known = ", ".join(rows.column_names)
-        if side == "code" and name not in ("train", "codebase"):
-            raise UserError(
-                f"{source}: these queries have no corpus to rank. The rows have {known}. Set code_column, "
-                "or add a corpus (codebase.jsonl in the folder, or codebase= in Python)"
-            )
-        raise UserError(f"{source}: no column for the {side}: the rows have {known}; set {side}_column")
-    _check_labels(rows, columns, source)
-    check_texts(rows, (*columns.query, *columns.code), source)
-
-
-def check_texts(rows: Dataset, columns: Sequence[str], source: str) -> None:
-    """Checks that columns contain texts, or lists of texts if their names say that they may.
-
-    Raises:
-        UserError: a column contains something else. The message gives the first such row.
-    """
-    for name in columns_in(rows, columns):
-        feature = rows.features[name]
-        may_list = name.endswith(TOKENS_END) or name in POSITIVES
-        if isinstance(feature, List):
-            if not may_list:
-                raise UserError(f"{source}: {not_tokens(name)}")
-            parts = pc.list_flatten(rows.select_columns(name).with_format("arrow")[:][name])
-            whole = parts.null_count == 0
-            feature = feature.feature
-        else:
-            whole = True
-        if whole and feature in (Value("string"), Value("large_string"), Value("null")):
-            continue
-        values = rows[name][:]
-        kind = str
-        if may_list and isinstance(next((value for value in values if value is not None), None), list):
-            kind = list
-        for row, value in enumerate(values, 1):
-            parts = value if kind is list else [value]
-            if value is not None and not (isinstance(value, kind) and all(isinstance(part, str) for part in parts)):
-                shown = shortened(repr(value))
-                raise UserError(f"{source}, row {row}: column {name!r} contains {shown}; expected text")
-
-
-def _check_labels(rows: Dataset, columns: Columns, source: str) -> None:
-    """Raises UserError if a column `label` marks a row's code as not relevant to its query (a label below 1)."""
-    labelled = columns_in(rows, LABELS)
-    if columns.scores == (SCORE, LABEL) and {SCORE, LABEL} <= {*rows.column_names}:
-        labelled = []
-    for column in labelled:
-        if isinstance(rows.features[column], List):
-            raise UserError(
-                f"{source}: column {column!r} contains lists; write each positive with its negatives in columns such "
-                "as negative_1 (output_format='n-tuple' in sentence-transformers)"
-            )
-        labels = pd.Series(rows[column][:], dtype=object).astype(str).str.lower().replace({"true": 1, "false": 0})
-        wrong = np.flatnonzero(pd.to_numeric(labels, errors="coerce").to_numpy() < 1)
-        if len(wrong):
-            raise UserError(
-                f"{source}, {_listed(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but every row's "
-                f"function counts as relevant to its query; keep only the rows with {column} 1"
-            )
-    code = columns_in(rows, columns.code)[:1]
-    several = bool(code) and isinstance(rows.features[code[0]], List) and not code[0].endswith(TOKENS_END)
-    unclear = several and columns.scores == (SCORES,) and not columns.negatives
-    queries = columns_in(rows, columns.query)[:1]
-    if queries and SCORE in rows.column_names and not (labelled or columns.scores or columns.negatives):
-        unclear = pd.Series(text_ids(column_texts(rows, queries[0]))).duplicated().any()
-    if unclear:
-        raise UserError(
-            f"{source}: {'scores' if several else 'score'} does not say which functions answer the query; write the "
-            "negatives in columns such as negative_1 (output_format='n-tuple' in sentence-transformers), or add a "
-            "column label of 1 and 0 beside score"
-        )
-    if unread := [name for name in columns_in(rows, UNREAD) if name not in columns.scores]:
-        print_on_main(
-            f"{source}: ignoring column {unread[0]!r}, because every row's function counts as relevant to its query"
-        )
-
-
 def name_repeated(rows: Dataset, source: str) -> None:
     """Prints how many rows repeat the query and the function of an earlier row. These rows are kept."""
-    columns = [columns_in(rows, COLUMNS_OF[side])[:1] for side in COLUMNS_OF]
+    columns = [known_columns(rows, COLUMNS_OF[side])[:1] for side in COLUMNS_OF]
     if not all(columns):
         return
-    texts = {side: text_ids(column_texts(rows, column)) for side, (column,) in zip(COLUMNS_OF, columns, strict=True)}
+    texts = {side: text_ids(row_texts(rows, column)) for side, (column,) in zip(COLUMNS_OF, columns, strict=True)}
     if repeated := int(pd.DataFrame(texts).duplicated().sum()):
         print_on_main(
             f"{source}: {repeated:,} of {len(rows):,} rows repeat the query and the function of an earlier row; all "
@@ -190,7 +94,7 @@ def _check_relevant(split: Split, sources: Mapping[str, str]) -> None:
                     continue
                 raise UserError(f"{sources[side]}: no column 'url', the id that connects a query with its function")
             if len(empty := blank_rows(rows, ["url"])):
-                raise UserError(f"{sources[side]}, {_listed(empty)}: the id, column 'url', is missing or empty")
+                raise UserError(f"{sources[side]}, {row_numbers(empty)}: the id, column 'url', is missing or empty")
         for row in np.flatnonzero(pd.Series(relevance.group).duplicated()):
             earlier = np.argmax(relevance.group == relevance.group[row])
             url = split.corpus["url"][int(row)]
@@ -200,7 +104,7 @@ def _check_relevant(split: Split, sources: Mapping[str, str]) -> None:
         reason = "no relevant function in the corpus"
         if by_ids and "url" in split.queries.column_names:
             reason = f"no function in the corpus has the url, such as {split.queries['url'][int(missing[0])]!r}"
-        raise UserError(f"{sources['query']}, {_listed(missing)}: {reason}")
+        raise UserError(f"{sources['query']}, {row_numbers(missing)}: {reason}")
     if counts.sum() > MOST_RELEVANT * (len(split.queries) + len(split.corpus)):
         raise UserError(
             f"{sources['query']}, row {counts.argmax() + 1} shares its id with {counts.max():,} functions, and so do "
@@ -256,12 +160,3 @@ def blank_rows(rows: Dataset, columns: list[str]) -> np.ndarray:
             lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
         blank &= lengths.fill_null(0).to_numpy() == 0
     return np.flatnonzero(blank)
-
-
-def _listed(rows: np.ndarray) -> str:
-    """Formats row indices for a message, counting from 1: `rows 1, 4, 5`."""
-    shown = ", ".join(str(row + 1) for row in rows[:SHOWN])
-    more = ""
-    if len(rows) > SHOWN:
-        more = f" and {len(rows) - SHOWN:,} more"
-    return f"{'row' if len(rows) == 1 else 'rows'} {shown}{more}"

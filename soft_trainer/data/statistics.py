@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from soft_trainer.data.layouts.files import SPLITS
+from soft_trainer.data.folders import SPLITS
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, tokenized
 from soft_trainer.encoders.profiles import EncoderProfile

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 from datasets import Dataset, Features, List, Value
 
 from soft_trainer.data.array_cache import cached_dataset, no_bar_for_few
-from soft_trainer.data.column_names import TOKENS_END
+from soft_trainer.data.columns import arrow_texts, check_language_column, row_texts, text_column, text_ids
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import fingerprint, rows_fingerprint, tokenizer_fingerprint
 
 SIDES = ("query", "code")
@@ -29,7 +27,6 @@ GRAPHS = Features(
     }
 )
 PARSED_AT_ONCE = 500  # functions
-READ_AT_ONCE = 1000  # rows of text in memory at once
 TOKENIZED_BY_PROCESS = 20_000  # the rows that make another process worthwhile; `tokenizers` uses threads as well
 
 
@@ -84,81 +81,16 @@ class GraphColumn:
         return fingerprint({name: column.fingerprint() for name, column in self._columns.items()})
 
 
-def columns_in(dataset: Dataset, columns: Iterable[str]) -> list[str]:
-    """Returns the columns in `columns` that the data set has, in the order of `columns`."""
-    return [name for name in columns if name in dataset.column_names]
-
-
-def not_tokens(column: str) -> str:
-    """Returns the error message for a list in a column whose name does not say that it contains tokens."""
-    return (
-        f"column {column!r} contains lists of text, which only columns of tokens (NAME{TOKENS_END}) and of several "
-        "relevant functions (positives) may contain; rename it, or join each list"
-    )
-
-
-def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
-    """Returns the first column in `columns` that the data set has, to read the text of queries or functions from.
-
-    Args:
-        side: "query" or "code", for messages.
-
-    Raises:
-        UserError: the data set has none of the columns, or the column does not contain text.
-    """
-    column = next(iter(columns_in(dataset, columns)), None)
-    if column is None:
-        expected = f"expected {' or '.join(columns)}, or set {side}_column"
-        raise UserError(f"no column for the {side}: the rows have {', '.join(dataset.column_names)}; {expected}")
-    feature = dataset.features[column]
-    kind = dataset.data.schema.field(column).type
-    if not isinstance(feature, List) and kind not in (pa.string(), pa.large_string(), pa.null()):
-        raise UserError(f"column {column!r} contains {kind}; expected text for the {side}")
-    if isinstance(feature, List) and not column.endswith(TOKENS_END):
-        raise UserError(not_tokens(column))
-    return column
-
-
-def check_language_column(rows: Dataset, name: str) -> None:
-    """Raises UserError if there is no column `language`. `name` is what the message calls the rows."""
-    if "language" not in rows.column_names:
-        remedy = "add it to the rows, or set language"
-        raise UserError(f"{name}: no column 'language', which an encoder with data flow needs to parse code: {remedy}")
-
-
-def arrow_texts(values: pa.ChunkedArray) -> list[str]:
-    """Converts an Arrow column of strings or token lists to strings. Tokens are joined by single spaces."""
-    if pa.types.is_null(values.type):
-        return [""] * len(values)
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        return values.fill_null("").to_pylist()
-    return pc.binary_join(values, " ").fill_null("").to_pylist()
-
-
-def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
-    """Yields each row's text in a column of strings or token lists, reading the data set in small batches."""
-    for table in dataset.select_columns(column).with_format("arrow").iter(READ_AT_ONCE):
-        yield from arrow_texts(table[column])
-
-
-def text_ids(texts: Iterable[str]) -> np.ndarray:
-    """Returns a 64-bit hash of each text as its id, uint64[rows]. Equal texts have equal ids.
-
-    The probability that any two of 250,000 different texts share an id is 2e-9.
-    """
-    return np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in texts), np.uint64)
-
-
-def side_texts(dataset: Dataset, side: str, profile: EncoderProfile) -> Iterator[str]:
+def encoder_texts(dataset: Dataset, side: str, profile: EncoderProfile) -> Iterator[str]:
     """Yields the text of each row that the encoder reads as "query" or as "code" (`side`).
 
     Raises:
         UserError: the rows lack the columns.
     """
-    return column_texts(dataset, text_column(dataset, getattr(profile, f"{side}_columns"), side))
+    return row_texts(dataset, text_column(dataset, getattr(profile, f"{side}_columns"), side))
 
 
-def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
+def token_column(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
     """Tokenises all queries or all functions, and caches the result.
 
     Args:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from soft_trainer.data.columns import row_texts, text_column, text_ids
 from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS, Split
-from soft_trainer.data.tokens import column_texts, text_column, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import TRAINED_ROWS, written_aside
 from soft_trainer.terminal import print_on_main
@@ -23,7 +23,7 @@ def pair_hashes(split: Split, profile: EncoderProfile) -> np.ndarray:
     query = text_column(pairs, (*QUERY_COLUMNS, *profile.query_columns), "query")
     code = text_column(pairs, (*CODE_COLUMNS, *profile.code_columns), "code")
     texts = []
-    for asked, answer in zip(column_texts(pairs, query), column_texts(pairs, code), strict=True):
+    for asked, answer in zip(row_texts(pairs, query), row_texts(pairs, code), strict=True):
         texts.append(f"{' '.join(asked.split())}\0{' '.join(answer.split())}")
     return text_ids(texts)
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from soft_trainer.encoders.encoding import Encoder, tokenize
+from soft_trainer.encoders.passes import LARGEST_COMPARED
 from soft_trainer.encoders.profiles import MODULES_FILE, is_inferred_from_modules, module_paths
 from soft_trainer.encoders.sentence_transformers_fields import SETTINGS_FILE, TRANSFORMER_FILES, check_fields
 from soft_trainer.encoders.static_numpy import NO_LENGTH
@@ -17,7 +18,6 @@ from soft_trainer.files import read_json
 from soft_trainer.hub_files import reading, repository_file
 from soft_trainer.packaged import located
 
-LARGEST_COMPARED = 1_000_000_000  # parameters; a larger model would take minutes on a CPU
 LONGEST = 256  # tokens
 TOLERANCE = 1e-3  # relative; rounding causes 1e-6
 TEXTS = (

@@ -51,8 +51,8 @@ def load_encoder(
     Args:
         name_or_path: a folder, `USER/NAME` on the Hub, or `base`, which comes with the package. A folder or repository
             may contain an encoder trained with this package, a sentence-transformers encoder or a plain encoder. An
-            adapter is merged into its base. A static encoder gives other embeddings here than in other libraries, which
-            compute the plain mean, unless its profile has `token_weights="count"`.
+            adapter is merged into its base. Other libraries give other embeddings for a static encoder, whose plain
+            mean they compute, unless its profile has `token_weights="count"`.
         revision: the branch, tag or commit on the Hub.
         device: the device to run on. By default, an accelerator if there is one, otherwise the CPU.
         trust_remote_code: whether to run code that comes with the model. Read this code first.

@@ -1,7 +1,8 @@
 """Defines static encoders, which have one vector per token. A text's embedding is the normalised mean of the vectors.
 
-A static encoder's folder loads in `AutoModel`, sentence-transformers, model2vec and `load_encoder`. Embeddings are equal
-if the profile has `token_weights="count"`; the other libraries do not know "log". `AutoModel` loads an XLNet without layers, which returns the token vectors of a text of any length.
+A static encoder's folder loads in `AutoModel`, sentence-transformers, model2vec and `load_encoder`. Embeddings are
+equal if the profile has `token_weights="count"`; the other libraries do not know "log". `AutoModel` loads an XLNet
+without layers, which returns the token vectors of a text of any length.
 
 Unknown tokens are excluded from the mean, as in model2vec, and their vector is 0, so that it makes no difference where
 a library includes them. The embedding of a text without a known token is 0.

@@ -12,7 +12,7 @@ from torch import Tensor
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import column_of
+from soft_trainer.data.tokens import token_column
 from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, placed, prompt_length
 from soft_trainer.encoders.loading import load_encoder
@@ -105,7 +105,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
         precision = frozen_precision(device)
         dtype = np.dtype(np.float16 if precision in HALF else np.float32)
         with distributed.main_process_first():
-            tokens = column_of(dataset, side, profile, tokenizer)
+            tokens = token_column(dataset, side, profile, tokenizer)
         prompt = prompt_length(tokenizer, profile, side)
         progress = f"{type(self).__name__}: encoding {side}"
 

@@ -13,9 +13,9 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.scores import CrossEncoderEstimator
 from soft_trainer.hub_files import split_revision
+from soft_trainer.option_spec import ENCODER
 from soft_trainer.options.defaults import train_without_teacher
 from soft_trainer.options.fields import EstimatorOptions
-from soft_trainer.options.option_spec import ENCODER
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.references import import_reference
 from soft_trainer.terminal import print_on_main

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
+from soft_trainer.data.columns import text_ids
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import side_texts, text_ids
+from soft_trainer.data.tokens import encoder_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array, check_fitted
@@ -131,8 +132,8 @@ class CrossEncoderEstimator(ScoresEstimator):
         negatives = np.stack(split.judgments.negatives.nonzero(), axis=1)
         pairs = np.unique(np.concatenate([split.judgments.pairs(), negatives]), axis=0)
         profile = EncoderProfile()
-        queries = list(side_texts(split.queries, "query", profile))
-        codes = list(side_texts(split.corpus, "code", profile))
+        queries = list(encoder_texts(split.queries, "query", profile))
+        codes = list(encoder_texts(split.corpus, "code", profile))
         ids = np.stack([text_ids(queries)[pairs[:, 0]], text_ids(codes)[pairs[:, 1]]], axis=1)
         _, firsts, groups = np.unique(ids, axis=0, return_index=True, return_inverse=True)
         texts = [(queries[query], codes[code]) for query, code in pairs[firsts]]

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
 from soft_trainer.data.column_names import CODE_COLUMNS, QUERY_COLUMNS
+from soft_trainer.data.columns import row_texts, text_column, text_ids
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import column_texts, text_column, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.evaluation.ranked_queries import LABELS
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.retrieval import (
     CUT,
@@ -29,7 +29,7 @@ from soft_trainer.evaluation.retrieval import (
 )
 from soft_trainer.files import written_aside
 from soft_trainer.fingerprints import encoder_files_fingerprint, fingerprint
-from soft_trainer.terminal import print_on_main, shortened, table
+from soft_trainer.terminal import shortened, table
 
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
 CHANGE = "mrr_change"  # from before to after training
@@ -44,12 +44,6 @@ ROUNDING = 1e-9  # a larger difference between two means is not a rounding error
 # A report shows this many functions for each query, and this many characters of a text.
 _SHOWN = 3
 _WIDTH = 300
-LABELS = {
-    "untrained": "encoder before training",
-    "lexical": "BM25",
-    "trained": "encoder after training",
-    "combined": "encoder + BM25",
-}
 
 
 def save_ranks(
@@ -114,71 +108,15 @@ def _identity(split: Split, profile: EncoderProfile) -> tuple[list[str], str]:
     """
     query = text_column(split.queries, (*QUERY_COLUMNS, *profile.query_columns), "query")
     code = text_column(split.corpus, (*CODE_COLUMNS, *profile.code_columns), "code")
-    pairs = zip(split.corpus["url"], column_texts(split.corpus, code), strict=True)
+    pairs = zip(split.corpus["url"], row_texts(split.corpus, code), strict=True)
     codes = text_ids(f"{url}\0{text}" for url, text in pairs)
     right = split.judgments.relevant
     keys = []
-    for row, text in enumerate(column_texts(split.queries, query)):
+    for row, text in enumerate(row_texts(split.queries, query)):
         answers = slice(right.indptr[row], right.indptr[row + 1])
         grades = zip(codes[right.indices[answers]].tolist(), right.data[answers].tolist(), strict=True)
         keys.append(fingerprint(text, sorted(grades)))
     return keys, fingerprint(np.sort(codes))
-
-
-class RankedQueries:
-    """The contents of a file that `save_ranks` wrote: ranks and texts of all queries.
-
-    Args:
-        path: the path of the file.
-        rows: the table in the file.
-    """
-
-    def __init__(self, path: Path, rows: pa.Table):
-        self.path = path
-        self.rows = rows
-        self.ranks: np.ndarray = rows["rank"].to_numpy()  # int64[Q], 1 is best
-        self.queries: list[str] = rows["key"].to_pylist()  # fingerprints of queries with their relevant functions
-        self.pool_size = int(rows.schema.metadata[b"pool_size"])  # the number of functions in the corpus
-        self.corpus: bytes = rows.schema.metadata[b"corpus"]  # the fingerprint of the corpus
-        self.encoder: bytes | None = rows.schema.metadata.get(b"encoder")  # the fingerprint of the encoder's files
-
-    def check_encoder(self) -> None:
-        """Checks that the encoder has not changed since it produced these ranks. A missing encoder is fine.
-
-        If the encoder is in another folder and has changed, this prints a warning instead of raising.
-
-        Raises:
-            UserError: the encoder in the folder of the ranks has changed.
-        """
-        folder = os.path.normpath(self.path.parent / self.rows.schema.metadata.get(b"encoder_folder", b".").decode())
-        now = encoder_files_fingerprint(folder)
-        if self.encoder is None or now is None or now.encode() == self.encoder:
-            return
-        problem = f"{self.path}: the encoder in {folder} has changed since these ranks were computed; evaluate again"
-        if folder == os.path.normpath(self.path.parent):
-            raise UserError(problem)
-        print_on_main(f"warning: {problem}")
-
-    def top(self, row: int) -> list[tuple[bool, str]]:
-        """Returns a query's top three functions, best first, as (is relevant, text), from the query's row number."""
-        relevant = self.rows["top_relevant"][row].as_py()
-        codes = self.rows["top_codes"][row].as_py()
-        return list(zip(relevant, codes, strict=True))
-
-
-def load_ranks(path: str | Path) -> RankedQueries:
-    """Reads a file written by `save_ranks`. Raises UserError if it is missing or has another format."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such folder or file")
-    try:
-        rows = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
-    columns = {"url", "rank", "query", "top_codes", "top_relevant", "key"}
-    if not columns <= {*rows.column_names} or not len(rows):
-        raise UserError(f"{path}: not the ranks of a run, or written by another version; evaluate the encoder again")
-    return RankedQueries(path, rows)
 
 
 def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:

@@ -14,10 +14,10 @@ from transformers import TrainingArguments
 from soft_trainer import distributed
 from soft_trainer.cards import sign
 from soft_trainer.data.column_names import NEGATIVES, SCORES
+from soft_trainer.data.columns import known_columns, row_texts
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.files import PUSHED_ROWS, ROW_FILES, reporting_disk_errors, write_rows, write_text
 from soft_trainer.hub.push import Repository
@@ -88,7 +88,7 @@ def _lists_of_queries(split: Split) -> dict[str, list[list]]:
     scores = [[known.get(pair, None)] for pair in map(tuple, judgments.pairs().tolist())]
     columns = {}
     if judgments.negatives is not None:
-        texts = list(column_texts(split.corpus, columns_in(split.corpus, ("code", "code_tokens"))[0]))
+        texts = list(row_texts(split.corpus, known_columns(split.corpus, ("code", "code_tokens"))[0]))
         columns[NEGATIVES] = []
         for query, row in enumerate(judgments.negatives):
             codes = row.indices.tolist()

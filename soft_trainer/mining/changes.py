@@ -29,6 +29,7 @@ from soft_trainer.source.source_files import decoded, readable
 # A query may ask for a constructor or a two-line function, so the other rules do not apply.
 CHANGE_RULES = ("tests",)
 INCOMPLETE = "an object is missing"
+SHALLOW_END = "end of a shallow clone"
 MAX_FUNCTIONS = 5  # a commit that changes more is skipped
 MAX_CHANGED_FILES = 100  # a commit that changes more source files is treated as mechanical
 
@@ -65,15 +66,23 @@ class ChangeReader:
         path: the repository.
         languages: the languages of the functions. By default, all of `SOURCE_LANGUAGES`.
         seconds: the time limit for parsing a file. A file that takes longer counts as having no functions.
+        names_only: True if rows need no code and no documentation, which saves a third of the time.
 
     Raises:
         UserError: the repository cannot be opened.
     """
 
-    def __init__(self, path: str | Path, languages: Collection[str] = tuple(SOURCE_LANGUAGES), seconds: float = 60.0):
+    def __init__(
+        self,
+        path: str | Path,
+        languages: Collection[str] = tuple(SOURCE_LANGUAGES),
+        seconds: float = 60.0,
+        names_only: bool = False,
+    ):
         self.repository = open_repository(path)
         self._languages = languages
         self._seconds = seconds
+        self._names_only = names_only
         # The parents of these commits are missing in a shallow clone. libgit2 shows the commits as roots.
         self._ends = set(shallow_ends(path).split())
         self._functions = lru_cache(_KEPT_FILES)(partial(read_functions, self.repository))
@@ -87,7 +96,7 @@ class ChangeReader:
         if len(commit.parent_ids) > 1:
             change.outcome = "merge"
         elif commit_id in self._ends:
-            change.outcome = "end of a shallow clone"
+            change.outcome = SHALLOW_END
         else:
             deltas = self._deltas(commit)
             change.renames = [(d.old_file.path, d.new_file.path) for d in deltas if d.status_char() == "R"]
@@ -160,7 +169,7 @@ class ChangeReader:
         pairs = [(name, old.counterpart(name, new)) for name in sorted(old.at(removed))]
         pairs += [(new.counterpart(name, old), name) for name in sorted(new.at(added))]
         for before, after in dict.fromkeys(pairs):
-            if before and after and old.tokens(old.functions[before]) == new.tokens(new.functions[after]):
+            if before and after and old.has_same_code(old.functions[before], new, new.functions[after]):
                 continue
             if before:
                 name = before
@@ -169,7 +178,10 @@ class ChangeReader:
                 name = after
                 file = new
             function = file.functions[name]
-            row = file.row(function) | {"url": function_url(file.path, name)}
+            row = {"path": file.path, "func_name": function.name, "language": file.language}
+            if not self._names_only:
+                row = file.row(function)
+            row["url"] = function_url(file.path, name)
             yield row, "syntax error" if function.broken else first_broken(row, CHANGE_RULES)
 
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from soft_trainer.source.names import UNSPACED
+
 MIN_WORDS = 3
 _MAX_LENGTH = 2_000  # how many characters of a message are read; a long one could keep an expression busy
 
@@ -28,9 +30,15 @@ _ISSUE = re.compile(
     re.IGNORECASE,
 )
 _EMPTY = re.compile(r"\(\s*\)|\[\s*\]")
-_WORD = re.compile(r"[^\W\d_]\w*")
+# A word or, in a script without spaces between words, a pair of adjacent characters, as search counts them.
+_WORD = re.compile(rf"[{UNSPACED}](?=[{UNSPACED}])|(?<![{UNSPACED}])[^\W\d_][^\W{UNSPACED}]*")
 
 _REVERT = re.compile(r"(?i)^(?:revert|reapply|re-apply|back ?out|undo)\b|^(?:fixup|squash|amend)!")
+# The messages of git and of hosts for merges, which a rebase or an import may leave with one parent.
+_MERGE = re.compile(
+    r"(?i)^merge (?:(?:remote-tracking )?branch(?:es)?|tags?|commits?) ['\"]|^merge (?:pull|merge) request [#!]?\d"
+    r"|^merged? in(?:to)? \S+ \(pull request #\d"
+)
 _REVERTED = re.compile(r".*\n\s*This reverts commit [0-9a-f]{7,}")
 # The whole subject decides: "Set the version header of every response" is no version bump.
 _VERSION = re.compile(
@@ -57,7 +65,7 @@ def query_of(message: str) -> str:
     text = _TICKET.sub("", _PREFIX.sub("", text))
     for pattern in (_URL, _EMAIL, _ISSUE, _EMPTY):
         text = pattern.sub(" ", text)
-    return " ".join(text.split()).strip(" ,;:*-").rstrip(".")
+    return " ".join(text.split()).strip(" ,;:*-").rstrip(".\u3002")
 
 
 def reason_against(message: str, author: str, committer: str) -> str:
@@ -71,6 +79,8 @@ def reason_against(message: str, author: str, committer: str) -> str:
         return "bot"
     if _REVERT.search(subject) or _REVERTED.match(message.strip()[:_MAX_LENGTH]):
         return "revert"
+    if _MERGE.match(subject):
+        return "merge"
     if _VERSION.search(subject):
         return "version bump"
     if len(_WORD.findall(query_of(subject))) < MIN_WORDS:

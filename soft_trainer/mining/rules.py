@@ -90,7 +90,7 @@ def links(docstring_tokens: list[str]) -> bool:
     return bool(re.search(r"(?i)https?\s*:\s*/\s*/", " ".join(docstring_tokens)))
 
 
-def not_english(docstring_tokens: list[str]) -> bool:
+def not_ascii(docstring_tokens: list[str]) -> bool:
     """Returns True if the documentation has a non-ASCII character. The published queries have none."""
     return not "".join(docstring_tokens).isascii()
 
@@ -104,12 +104,12 @@ _ROW_RULES = (
     document_length,
     images,
     links,
-    not_english,
+    not_ascii,
 )
 ROW_RULES = {rule.__name__: rule for rule in _ROW_RULES}
 # Code rules look at the function, and document rules at its documentation.
 CODE_RULES = ("short_functions", "tests", "constructors", "magic_methods")
-DOCUMENT_RULES = ("document_length", "images", "links", "not_english")
+DOCUMENT_RULES = ("document_length", "images", "links", "not_ascii")
 RULES = ("comments", *ROW_RULES, "duplicates", "near_duplicates")
 # rule -> the columns that it reads
 COLUMNS = {name: tuple(inspect.signature(rule).parameters) for name, rule in ROW_RULES.items()} | {

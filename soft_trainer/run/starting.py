@@ -12,8 +12,9 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from soft_trainer.data.columns import row_texts, text_column
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import SIDES, column_texts, text_column
+from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.adapters import add_lora, has_adapter, import_peft
 from soft_trainer.encoders.loading import given_encoder, load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, resolve_profile
@@ -181,7 +182,7 @@ class EncoderFromScratch(StartingEncoder):
         """Trains the tokenizer, and creates the model."""
         pairs = self.rows.to_pairs()
         columns = [text_column(pairs, getattr(self.profile, f"{side}_columns"), side) for side in SIDES]
-        texts = chain.from_iterable(column_texts(pairs, column) for column in columns)
+        texts = chain.from_iterable(row_texts(pairs, column) for column in columns)
         ends = parse_size(self.from_scratch)[1] > 0
         made_from = rows_fingerprint(pairs, columns)
         tokenizer = kept_tokenizer(texts, made_from, self.profile, self.vocabulary_size, ends)

@@ -7,6 +7,7 @@ import os
 import shlex
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,11 +22,14 @@ from soft_trainer.errors import UserError
 from soft_trainer.packaged import BASE
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.git_listing import list_ignored, repository_with
+from soft_trainer.search.index.listing import file_stat
+from soft_trainer.search.index.stored import KEPT_DAYS, prune
 from soft_trainer.search.index.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.searching import Search
 from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.source.grammars import check_grammars
+from soft_trainer.source.repositories import is_git_dir
 from soft_trainer.source.source_files import decoded
 
 DEFAULT_ENCODER: str | None = BASE  # of a new index
@@ -60,6 +64,7 @@ class CodeIndex:
         self.prefix = ""  # the path of `folder` in `root`, with a slash at its end
         self.remedy = ""  # advice for notices about missing embeddings, to use instead of the shell command
         self.encoders: dict[tuple, TextEncoder] = {}
+        self.look_seconds = 0.0  # that the latest look for changed files took
         self.notices: list[str] = []
         self._cached_version: tuple | None = None
 
@@ -79,6 +84,7 @@ class CodeIndex:
         include: str | Sequence[str] | None = None,
         history: bool | None = None,
         words_only: bool = False,
+        rebuild: bool = False,
     ) -> CodeIndex:
         """Indexes a folder, or updates its index.
 
@@ -95,13 +101,16 @@ class CodeIndex:
             history: whether to read the commits of the folder's git repository. By default, the index keeps its
                 setting, which is True for a new index.
             words_only: True to index only words. `encode` can add embeddings later, and `remember` can add commits.
+            rebuild: True to read and encode all files again. The settings of an existing index stay.
 
         Raises:
-            UserError: the folder does not exist, `index_dir` cannot be used, the model cannot be loaded, or the model
-                has fewer dimensions than `truncate_dim`.
+            UserError: the folder does not exist or is a bare repository, `index_dir` cannot be used, the model cannot
+                be loaded, or the model has fewer dimensions than `truncate_dim`.
         """
         check_grammars()
         real = store.real_folder(folder)
+        if is_git_dir(real):
+            raise UserError(f"{folder}: a git repository without a working tree; clone it, and index the clone")
         target = Path(index_dir or store.default_index_dir(real))
         if truncate_dim is not None and model is None and not (target / store.DATABASE).is_file():
             raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; set one with model=NAME")
@@ -121,8 +130,12 @@ class CodeIndex:
                 patterns = {"exclude": list(LIBRARY_TESTS)}
             if history is None:
                 history = settings.get("history", True)
+            if rebuild:
+                (target / store.DAMAGED).touch()
             store.connect(target, create=True).close()
             store.write_settings(target, folder=real, patterns=patterns, history=history)
+        if not settings:
+            prune(KEPT_DAYS)
         try:
             index = cls.open(target)
             if not settings and model is None and DEFAULT_ENCODER:
@@ -242,7 +255,9 @@ class CodeIndex:
         if not os.path.isdir(self.root):
             raise UserError(f"{self.root}: the indexed folder is missing; search without an update, or index again")
         with self._turn():
+            started = time.monotonic()
             changes = find_changes(self.database, self.root, self.patterns)
+            self.look_seconds = time.monotonic() - started
             if changes.listing.without_git:
                 self.notify(f"{self.root}: git is missing or failed, so files that git ignores were also indexed")
             if not changes.any:
@@ -320,7 +335,12 @@ class CodeIndex:
             self._keep(name, truncate_dim, encoder)
 
     def remember(
-        self, progress: bool = False, wait: bool = True, repository: str | None = None, tip: str | None = None
+        self,
+        progress: bool = False,
+        wait: bool = True,
+        repository: str | None = None,
+        tip: str | None = None,
+        seconds: float = math.inf,
     ) -> None:
         """Reads new commits if the folder belongs to a git repository that does not ignore it. Errors become notices.
 
@@ -328,6 +348,7 @@ class CodeIndex:
             wait: True to wait if another process is reading commits, False to leave the work to that process.
             repository: the repository, if the folder contains the tree of one of its commits.
             tip: the commit whose tree the folder contains. By default, HEAD.
+            seconds: about how long to read. The next call continues.
         """
         source = (repository, "") if repository else repository_with(self.root)
         if source is None:
@@ -339,7 +360,7 @@ class CodeIndex:
             if held and not self._settings.get("history", True):
                 forget(self.database)
             elif held:
-                for notice in remember(self.database, *source, progress, tip):
+                for notice in remember(self.database, *source, progress, tip, seconds):
                     self.notify(notice)
 
     def _choice(self, model: str | Path | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
@@ -376,15 +397,31 @@ class CodeIndex:
             with suppress(UserError):  # the search reports the error
                 self.encode(wait=False, seconds=MAX_WAIT)
 
-    def finish(self, encode: bool = True) -> None:
+    def finish(self, encode: bool = True, seconds: float = math.inf) -> None:
         """Does what a search has put off for its answer: encodes the other chunks, and reads new commits.
 
         Errors become notices. Nothing is lost if this is interrupted.
+
+        Args:
+            seconds: about how long each of the two may take. The next call continues.
         """
         with suppress(UserError):
             if encode:
-                self.encode(progress=True, wait=False)
-        self.remember(progress=True, wait=False)
+                self.encode(progress=True, wait=False, seconds=seconds)
+        self.remember(progress=True, wait=False, seconds=seconds)
+
+    def is_outdated(self, path: str) -> bool:
+        """Returns True if a file in the folder, given by its absolute path, differs from what was indexed of it."""
+        if not path.startswith(f"{self.folder}/"):
+            return False
+        try:
+            status = file_stat(os.lstat(path))
+        except (OSError, ValueError):  # the second one for a null byte
+            status = None
+        query = "SELECT size, modified, changed FROM files WHERE path = ?"
+        with self._turn():
+            known = self.database.execute(query, (store.storable(os.path.relpath(path, self.root)),)).fetchone()
+        return known != status
 
     def is_deleted(self) -> bool:
         """Returns True if the index has been deleted since it was opened."""

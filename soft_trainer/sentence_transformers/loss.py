@@ -30,7 +30,7 @@ from soft_trainer.hub_files import split_revision
 from soft_trainer.options.defaults import check_teacher, teacher_settings
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import check_codes, resolve_loss
-from soft_trainer.sentence_transformers.rows import LabelledRows, check_labels, columns_of
+from soft_trainer.sentence_transformers.rows import LabelledRows, batch_columns, check_labels
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.targets import TargetMaker
@@ -210,7 +210,7 @@ class SoftInfoNCELoss(nn.Module):
         """
         rows_of = [self.rows.find(labels) for labels in labels_of]
         rows = rows_of[rank]
-        columns = columns_of(self.rows, rows_of, rank)
+        columns = batch_columns(self.rows, rows_of, rank)
         if not self._batch_checked:
             check_codes(self.criterion, len(columns.code_rows))
             self._batch_checked = True  # a later batch may be the short last batch of an epoch

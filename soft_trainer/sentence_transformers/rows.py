@@ -13,10 +13,8 @@ from scipy import sparse
 from torch import Tensor
 
 from soft_trainer.data.column_names import NEGATIVE
-from soft_trainer.data.columns import check_column
-from soft_trainer.data.relevance import marks
-from soft_trainer.data.split import Judgments, RelevantCodes, Split
-from soft_trainer.data.tokens import text_ids
+from soft_trainer.data.columns import check_column, text_ids
+from soft_trainer.data.split import Judgments, RelevantCodes, Split, marks
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
@@ -232,7 +230,7 @@ class Columns:
     positives: Tensor
 
 
-def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int) -> Columns:
+def batch_columns(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int) -> Columns:
     """Returns the functions to compare the queries of process `rank` with. A repeated function gets one column.
 
     Args:

@@ -1,7 +1,7 @@
 """Loads the additional evaluation sets of a run (`--eval_data_dir`): published benchmarks, or another project's rows.
 
-`--eval_data_dir` accepts any rows that `load_rows` reads (test is measured, otherwise valid, otherwise all rows), and
-folders with one or more of these files:
+`--eval_data_dir` accepts all that `load_rows` reads. Of rows, test is measured, otherwise valid, otherwise all rows.
+Of judged queries, all splits but train are measured. A folder has one or more of these files:
 
     cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
                                                             `retrieval_idx` is the function's row in code_idx_map.txt
@@ -20,8 +20,8 @@ Each file may be gzipped. CoSQA+ has also been published as `query.json`, `gpt4o
 contain irrelevant pairs (label 0).
 
 The corpus of CoSQA is `code_idx_map` (.txt or .json), and the corpus of CoSQA+ is the file above. Other sets use the
-folder's codebase.jsonl. Without this file, the corpus for test.jsonl consists of the functions of valid and test, and
-the corpus for judged queries is the run's corpus.
+folder's codebase, such as codebase.jsonl. Without it, the corpus for test.jsonl consists of the functions of valid and
+test, and the corpus for judged queries is the run's corpus.
 
 An unjudged code has relevance 0. Several judgments of the same query and code are averaged. The gain in nDCG is the
 relevance, as in trec_eval and mteb, or for CodeSearchNet's annotations 2^relevance - 1, as in its challenge.
@@ -29,21 +29,18 @@ relevance, as in trec_eval and mteb, or for CodeSearchNet's annotations 2^releva
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from datasets import Dataset
 
-from soft_trainer.data.column_names import CODES
-from soft_trainer.data.languages import languages_in
-from soft_trainer.data.layouts.annotations import read_annotations, read_relevance
-from soft_trainer.data.layouts.codesearchnet import load_folder
-from soft_trainer.data.layouts.files import SPLITS, files_of
-from soft_trainer.data.layouts.graded import graded_split
-from soft_trainer.data.layouts.judged import load_judged
+from soft_trainer.data.folders import SPLITS, list_files
+from soft_trainer.data.holdout import Division
+from soft_trainer.data.layouts import JUDGED, LAYOUTS, TABLES
 from soft_trainer.data.layouts.tables import row_files
 from soft_trainer.data.load import read_source
-from soft_trainer.data.row_checks import check_split, check_texts, drop_unusable_rows
+from soft_trainer.data.make_splits import Context
+from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -77,28 +74,69 @@ def load_evaluation_sets(
     taken = {*SPLITS}
     for name in (*arguments.languages, *arguments.sources):
         taken.update(f"{split}-{name}" for split in SPLITS)
-    for folder in (Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()):
-        parts = dict(_judged_sets(folder, arguments, codebase))
-        if not parts or "test.jsonl" in files_of(folder):
-            only_training = folder.exists() and row_files(folder).keys().isdisjoint(("valid", "test"))
-            if trained and only_training and source_fingerprint(folder) in trained:
-                print_on_main(
-                    f"warning: eval_data_dir={folder}: the encoder was trained on rows from this folder; to measure "
-                    f"only its test split, set data_dir={folder} instead"
-                )
-            name, split = _set_of_rows(folder, arguments, profile)
-            parts[name] = split
-        for part, split in parts.items():
+    folders = [Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()]
+    context = Context(
+        column_names(arguments)._replace(
+            negatives=None, group=None, shared=len(folders) > 1 or arguments.data_dir is not None
+        ),
+        needed=(*SPLITS[1:], *JUDGED),
+        division=Division(random=False),
+        check=not arguments.drop_unusable,
+        run_corpus=codebase,
+        languages=arguments.languages,
+    )
+    for folder in folders:
+        for part, split in (parts := _parts(folder, context, trained)).items():
             name = folder.resolve().name + (f"-{part}" if len(parts) > 1 else "")
             if name in taken or name in sets:
                 raise UserError(f"eval_data_dir={folder}: another set is already called {name}; rename the folder")
             try:
+                if arguments.drop_unusable:
+                    split = drop_unusable_rows(split, name, profile)[0]
                 check_split(split, "test", profile)
             except UserError as error:
                 raise UserError(f"{folder}, {part}: {error}") from None
             sets[name] = split
             print_on_main(f"{name}: {len(split.queries):,} queries ({part}) and {len(split.corpus):,} functions")
     return sets
+
+
+def _parts(folder: Path, context: Context, trained: Collection[str]) -> dict[str, Split]:
+    """Loads the sets of one source: all judged queries and, of rows, test, otherwise valid, otherwise all rows.
+
+    Raises:
+        UserError: the source cannot be read. For a folder without a known file, the message lists what is known.
+    """
+    files = list_files(folder)
+    looked_for = ""
+    if any(layout.finds(files) for layout in LAYOUTS if layout is not TABLES):  # columns with fixed names
+        context = context._replace(names=context.names._replace(shared=True))
+    elif folder.is_dir():
+        names = sorted(path.name for path in folder.iterdir())
+        looked_for = (
+            ". No evaluation set found: expected CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
+            "code_idx_map.txt, CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or "
+            "test.jsonl, plain or as .gz. The folder contains "
+            f"{', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
+        )
+    try:
+        splits = read_source(folder, context)
+    except UserError as error:
+        raise UserError(f"eval_data_dir={error}{looked_for}") from None
+    splits.pop("train", None)
+    if not splits:
+        raise UserError(f"{folder}: has judgments only for train, not for dev or test")
+    parts = {"dev" if name == "valid" else name: split for name, split in splits.items() if split.judgments.gain}
+    if not parts or "test" in splits:
+        name = "test" if "test" in splits else "valid"
+        parts[name] = splits[name]
+        of_training = folder.exists() and row_files(files).keys().isdisjoint(("valid", "test"))
+        if of_training and trained and not parts[name].judgments.gain and source_fingerprint(folder) in trained:
+            print_on_main(
+                f"warning: eval_data_dir={folder}: the encoder was trained on rows from this folder; to measure "
+                f"only its test split, set data_dir={folder} instead"
+            )
+    return parts
 
 
 def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
@@ -110,62 +148,3 @@ def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
         return set()
     rows = record_of(Path(encoder)).get(DEPENDS_ON, {}).get("data_dir", [])
     return {rows} if isinstance(rows, str) else {*rows}
-
-
-def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> tuple[str, Split]:
-    """Loads the split to measure from a source of rows: test, otherwise valid, otherwise all rows.
-
-    Returns:
-        The split's name and the split.
-
-    Raises:
-        UserError: the rows cannot be loaded. For a folder, the message lists the files that would be accepted.
-    """
-    try:
-        checked = not arguments.drop_unusable
-        splits = read_source(
-            source,
-            column_names(arguments)._replace(negatives=None, group=None),
-            needed=SPLITS[1:],
-            check=checked,
-            division=None,
-            one_of_several=arguments.data_dir is not None,
-        )
-        if arguments.drop_unusable:
-            splits = {name: drop_unusable_rows(split, name, profile)[0] for name, split in splits.items()}
-    except UserError as error:
-        looked_for = ""
-        if source.is_dir():
-            names = sorted(path.name for path in source.iterdir())
-            looked_for = (
-                ". No evaluation set found: expected CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
-                "code_idx_map.txt, CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or "
-                "test.jsonl, plain or as .gz. The folder contains "
-                f"{', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
-            )
-        raise UserError(f"eval_data_dir={error}{looked_for}") from None
-    name = "test" if "test" in splits else "valid"
-    return name, splits[name]
-
-
-def _judged_sets(folder: Path, arguments: DataArguments, codebase: Dataset | None) -> Iterator[tuple[str, Split]]:
-    """Yields (name, split) for each set of judged queries in a folder, such as BEIR, CoSQA or annotations."""
-    if splits := load_judged(folder):
-        measured = {"valid": "dev", "test": "test"}
-        if splits.keys().isdisjoint(measured):
-            raise UserError(f"{folder}: has judgments only for train, not for dev or test")
-        yield from ((part, splits[split]) for split, part in measured.items() if split in splits)
-    files = files_of(folder)
-    for part, name, read, gain in (
-        ("annotations", "annotationStore.csv", read_annotations, "exponential"),
-        ("relevance", "relevance.jsonl", read_relevance, "linear"),
-    ):
-        if name in files:
-            corpus = load_folder(folder, ("codebase",)).get("codebase", codebase)
-            if corpus is None:
-                raise UserError(f"{folder}: no corpus for {name}; neither the folder nor the run has a codebase")
-            if "url" not in corpus.column_names:
-                raise UserError(f"{folder}: {name} refers to functions by url, but the codebase has no urls")
-            check_texts(corpus, CODES, f"{folder}, codebase")
-            languages = arguments.languages or languages_in({"codebase": corpus})
-            yield part, graded_split(read(files[name], languages), corpus, files[name], gain)

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.data.column_names import CODES
-from soft_trainer.data.layouts.codesearchnet import load_jsonl
+from soft_trainer.data.columns import known_columns, row_texts
+from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.load import training_split
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
@@ -38,7 +38,7 @@ def add_negatives(folder: str | Path, number: int, model: str) -> None:
         UserError: there are fewer functions than negatives, or the encoder cannot be loaded.
     """
     path = Path(folder) / "train.jsonl.gz"
-    rows = load_jsonl(path)
+    rows = load_folder(folder, ("train",))["train"]
     split = training_split(rows, str(path))
     if len(split.corpus) <= number:
         raise UserError(f"{path}: {len(split.corpus)} functions are too few for {number} negatives per query")
@@ -67,7 +67,7 @@ def negatives_of(
     excluded = Excluded(split.judgments.first_codes(), answers)
     near = estimator.neighbours(max(CANDIDATES, number), excluded, progress="Finding neighbours")
     candidates = below_ratio(near, RATIO, answers.code_texts)
-    texts = np.array(list(column_texts(split.corpus, columns_in(split.corpus, CODES)[0])), dtype=object)
+    texts = np.array(list(row_texts(split.corpus, known_columns(split.corpus, CODES)[0])), dtype=object)
     negatives = []
     scores = []
     for query, own in enumerate(near.own):

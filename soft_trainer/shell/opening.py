@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.published import is_public
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import side_texts
+from soft_trainer.data.tokens import encoder_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
@@ -98,6 +98,6 @@ def _samples(train: Split | None, profile: EncoderProfile, data_args: DataArgume
     if data_set != CODESEARCHNET and not is_public(data_set):
         return []
     pairs = train.judgments.pairs()[:CARD_SAMPLES]
-    queries = side_texts(train.queries.select(pairs[:, 0]), "query", profile)
-    codes = side_texts(train.corpus.select(pairs[:, 1]), "code", profile)
+    queries = encoder_texts(train.queries.select(pairs[:, 0]), "query", profile)
+    codes = encoder_texts(train.corpus.select(pairs[:, 1]), "code", profile)
     return [(shortened(query), shortened(code)) for query, code in zip(queries, codes, strict=True)]

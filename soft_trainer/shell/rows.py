@@ -11,12 +11,13 @@ from transformers import TrainingArguments
 
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.columns import ColumnNames
+from soft_trainer.data.folders import SPLITS
 from soft_trainer.data.holdout import Division, without_held_out
 from soft_trainer.data.languages import check_languages, languages_in
 from soft_trainer.data.layouts.codesearchnet import select_by_urls
-from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.data.layouts.tables import HUB_NAME
 from soft_trainer.data.load import Sources, join_sources, read_source
+from soft_trainer.data.make_splits import Context
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -27,6 +28,7 @@ from soft_trainer.source.source_files import source_folder
 from soft_trainer.terminal import nearest_file, print_on_main, table
 
 MINED = DEFAULT_FOLDER.with_name("mined")
+UNCHECKED = Context(check=False)  # these rows have CodeSearchNet's columns
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
@@ -116,23 +118,24 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
         if "{language}" not in arguments.data_dir:
             raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the path")
     # With options that drop rows, unusable rows are not an error yet.
-    check = not (arguments.split_urls or arguments.filters or arguments.drop_unusable)
-    names = column_names(arguments)
-    division = Division(arguments.test_fraction, arguments.split_seed)
+    context = Context(
+        column_names(arguments)._replace(shared=bool(arguments.sources)),
+        needed=needed,
+        division=Division(arguments.test_fraction, arguments.split_seed),
+        check=not (arguments.split_urls or arguments.filters or arguments.drop_unusable),
+    )
+    if arguments.sources:
+        return {name: read_source(source, context) for name, source in arguments.sources.items()}
     sources = {}
-    for name, source in arguments.sources.items():
-        sources[name] = read_source(source, names, needed=needed, check=check, one_of_several=True, division=division)
-    if sources:
-        return sources
     for language in languages or [None]:
         name = language if len(languages) > 1 else ""
         if arguments.data_dir:
             source = _with_language(arguments.data_dir, language)
-            sources[name] = read_source(source, names, needed=needed, check=check, division=division)
+            sources[name] = read_source(source, context)
         elif arguments.source_dir or arguments.history:
             sources[name] = _mined_splits(arguments, language)
         elif arguments.dataset_name != "none":
-            sources[name] = read_source(arguments.dataset_name, language=language, check=False)
+            sources[name] = read_source(arguments.dataset_name, UNCHECKED._replace(language=language))
         else:
             sources[name] = {}
     return sources
@@ -355,11 +358,11 @@ def _mined_splits(arguments: DataArguments, language: str) -> dict[str, Split]:
 
     Copies of functions in valid, test or the corpus are not added.
     """
-    splits = read_source(_mined(arguments, language), check=False)
+    splits = read_source(_mined(arguments, language), UNCHECKED)
     if not arguments.extra_source_dir:
         return splits
     extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
-    mined = read_source(_mined(extra, language, codebase=False), check=False)
+    mined = read_source(_mined(extra, language, codebase=False), UNCHECKED)
     own = len(splits["train"].judgments)
     parts = {"train": splits["train"]}
     dropped = 0

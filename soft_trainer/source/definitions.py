@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from soft_trainer.source.extra import needed
-from soft_trainer.source.grammars import captures_of, parser
+from soft_trainer.source.grammars import captures_of, parser, without_ampersands
 from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
 from soft_trainer.source.recovery import hides_functions, without_errors
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 # Searching the children of a syntax error takes quadratic time, 20 s for 80,000 children.
 MAX_ERROR_CHILDREN = 10_000
+# Context parameters, which Kotlin's grammar does not know, or takes for a call.
+_CONTEXT = re.compile(
+    rb"\bcontext\s*\((?:[^()\"]|\([^()\"]*\))*\)(?=\s*(?:@|(?:public|protected|private|internal|override|open|abstract|final"
+    rb"|inline|suspend|operator|infix|tailrec|fun|val|var|class|interface)\b))"
+)
 _READ_BYTES = 1 << 15
 _ACCESSORS = ("accessor_declaration", "getter", "setter")
 _MAX_AROUND = 8
@@ -78,6 +83,7 @@ _NAMING = {
     "secondary_constructor": ("constructor",),
     "property_declaration": ("variable_declaration", "identifier"),
 }
+_COMPONENT = re.compile(rb"\b(?:memo|forwardRef)\s*(?:<[^()]*>)?\(\s*\Z")
 # A macro that defines a function, and what names the function: `TEST_F(CartTest, Total) {`.
 _DEFINING_MACRO = re.compile(r"([A-Z][A-Z0-9_]+)\s*\(\s*(\w+(?:\s*,\s*\w+)*)\s*\)")
 TEST_MACRO = re.compile(r"(?:[A-Z]+_)*TEST(?:_[A-Z]+)*\(")
@@ -96,8 +102,11 @@ def parse_file(source: bytes, language: str, seconds: float = 60.0) -> tuple[Nod
     deadline = time.monotonic() + seconds
     if language in PREPROCESSED:
         source = _without_macros(_without_inner_comments(source))
+    if language == "kotlin":
+        source = _CONTEXT.sub(lambda found: found[0].translate(BLANKS), source)
     read = partial(_parse, language=language, deadline=deadline)
     root = read(source)
+    root = _with_plain_text(root, source, read, language)
     functions = {*SOURCE_LANGUAGES[language].functions.split(), *_ACCESSORS}
     whole = root is not None and not hides_functions(root, functions)
     if root is not None and not whole and language not in PREPROCESSED:
@@ -105,6 +114,24 @@ def parse_file(source: bytes, language: str, seconds: float = 60.0) -> tuple[Nod
         if mended is not None and _count_names(mended, source, language) > _count_names(root, source, language):
             root = mended
     return root, whole
+
+
+def _with_plain_text(
+    root: Node | None, source: bytes, read: Callable[[bytes], Node | None], language: str
+) -> Node | None:
+    """Parses a file with JSX again, if a bare `&` in its text is all that the grammar cannot parse."""
+    if root is None or not root.has_error:
+        return root
+    plain = without_ampersands(source, language)
+    other = read(plain) if plain != source else None
+    if other is not None and _count_errors(other) < _count_errors(root):
+        return other
+    return root
+
+
+def _count_errors(root: Node) -> int:
+    text = str(root)
+    return text.count("(ERROR") + text.count("(MISSING")
 
 
 def _parse(source: bytes, language: str, deadline: float) -> Node | None:
@@ -214,16 +241,26 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
             continue
         # A wrapper of an enclosing definition may end here too: a decorated class ends with its last method.
         first = around[-1].node.start_byte if around else 0
+        end = component_call(node, source).end_byte + 1
         own = [
             wrapper
             for wrapper in wrappers[-_MAX_AROUND // 2 :]
-            if wrapper.start_byte >= first and wrapper.end_byte <= node.end_byte + 1
+            if wrapper.start_byte >= first and wrapper.end_byte <= end
         ]
         name = definition_name(source, node, own, SOURCE_LANGUAGES[language].wrappers)
         definition = Definition(kind, name, node, own, around[-_MAX_AROUND:])
         if name:
             around.append(definition)
         yield definition
+
+
+def component_call(node: Node, source: bytes) -> Node:
+    """Returns the outermost call of React's `memo` or `forwardRef` around a function, or the function itself."""
+    while _COMPONENT.search(source, max(node.start_byte - 200, 0), node.start_byte):
+        if node.parent.type != "arguments":
+            break
+        node = node.parent.parent
+    return node
 
 
 def name_node(node: Node) -> Node | None:
@@ -279,10 +316,11 @@ def definition_name(source: bytes, node: Node, wrappers: Sequence[Node], naming:
         return re.sub(r"\W+", lambda signs: signs[0].strip() or " ", text.strip())
     if node.type == "destructor_declaration":
         return f"~{text}"
-    while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
-        text = shorter
-    text = _CONVERSION.sub(r"\1", text)
-    text = compact_name(text.replace("::", ".").removeprefix("this.").strip("\"'` \n"))
+    if not text.isidentifier():  # most names are, and this saves a tenth of the time
+        while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
+            text = shorter
+        text = _CONVERSION.sub(r"\1", text)
+        text = compact_name(text.replace("::", ".").removeprefix("this.").strip("\"'` \n"))
     receiver = node.child_by_field_name("receiver")
     if receiver:
         owner = re.findall(r"\w+", node_text(source, receiver).split("[")[0])

@@ -207,7 +207,8 @@ GO = DocStyle(
     ((r"(?<![\w\])])\[\*?([A-Za-z_][\w./]*)\]", r"\1"), *_MARKDOWN),
     stop=rf"\s*(Deprecated:|#\s)|{_INDENTED}",
     skip=r"\s*(TODO|FIXME|XXX|BUG)\b",
-    strip=partial(strip_comment, directive=r"\s*//(go:|export |line |nolint|#|\s*\+build)"),
+    # `isDirective` in go/ast, and older forms.
+    strip=partial(strip_comment, directive=r"\s*//((line|extern|export) |[a-z0-9]+:[a-z0-9]|nolint|#|\s*\+build)"),
 )
 # Sections of Rustdoc are headings. KDoc has Javadoc's tags, and Markdown.
 RUST = DocStyle(GO.substitutions, stop=r"\s*#+ |\s*```")

@@ -7,6 +7,8 @@ from types import ModuleType
 
 from soft_trainer.errors import UserError, extra_needed
 
+READING = "Reading source code or git's commits"
+
 
 def needed(name: str) -> ModuleType:
     """Imports a module of the extra.
@@ -19,4 +21,4 @@ def needed(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name:  # a module that this one imports, so the installation is damaged
             raise
-        raise UserError(extra_needed(f"Reading source code ({name})", "search")) from error
+        raise UserError(extra_needed(READING, "search")) from error

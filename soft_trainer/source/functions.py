@@ -8,6 +8,7 @@ import warnings
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from inspect import cleandoc
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from soft_trainer.source.definitions import (
     TEST_MACRO,
     Definition,
+    component_call,
     defining_macro,
     definition_name,
     definitions,
@@ -23,7 +25,7 @@ from soft_trainer.source.definitions import (
     node_text,
     queries,
 )
-from soft_trainer.source.documentation import document_tokens, is_about_another, summary
+from soft_trainer.source.documentation import document_tokens, is_about_another, strip_comment, summary
 from soft_trainer.source.grammars import captures_of
 from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
 
@@ -38,6 +40,11 @@ _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 _NO_DOCUMENTATION = re.compile(r"/\*\*(?=[*/])|////|/\*[*!]<|//[/!]<")
 # Bodies that are not in a field.
 _BODIES = ("function_body", "block", "getter", "setter", "try_statement")
+# In Rust, `/// Adds.` is short for `#[doc = "Adds."]`.
+_DOC_ATTRIBUTE = re.compile(
+    r"#\[\s*doc\s*=\s*(?:r(?P<hashes>#*)\"(?P<raw>.*)\"(?P=hashes)|\"(?P<text>.*)\")\s*\]", re.DOTALL
+)
+_LAYOUT = re.compile(r"[\s\\]+")
 _START = attrgetter("start_byte")
 _STRINGS = ("string", "parenthesized_expression")  # the second may be a docstring in brackets
 _MAX_OVERLOADS = 50
@@ -91,19 +98,10 @@ class FileFunctions:
         self.functions: dict[str, Function] = {}
         if root is None:
             return
+        self._root = root
         self._strings = set(self.table.strings.split())
         self._containers = set(self.table.containers.split())
-        self._comments = comments(root, source, language)
         self._gap = re.compile(self.table.gap.encode())
-        captures = captures_of(queries(language)[2], root)
-        attributes = captures.get("attribute", [])
-        # What may stand between a doc comment and its function, in order, without the comments inside attributes.
-        self._between = _outermost([*self._comments, *attributes])
-        self._signatures = defaultdict(list)
-        self._prototypes = sorted(captures.get("signature", []), key=_START)
-        for node in self._prototypes:
-            if name := node.child_by_field_name("name"):
-                self._signatures[node_text(source, name)].append(node)
         found = list(self._found(root))
         overloads = Counter(function.name for function in found)
         seen = Counter()
@@ -115,6 +113,35 @@ class FileFunctions:
             if seen[name] > 1:
                 name += f"~{seen[name]}"
             self.functions[name] = function
+
+    @cached_property
+    def _comments(self) -> list[Node]:
+        """All comments and docstrings in the file, in order."""
+        return comments(self._root, self.source, self.language)
+
+    @cached_property
+    def _captures(self) -> dict[str, list[Node]]:
+        """The attributes and the signatures in the file."""
+        return captures_of(queries(self.language)[2], self._root)
+
+    @cached_property
+    def _between(self) -> list[Node]:
+        """What may stand between a doc comment and its function, in order, without the comments inside attributes."""
+        return _outermost([*self._comments, *self._captures.get("attribute", [])])
+
+    @cached_property
+    def _prototypes(self) -> list[Node]:
+        """The functions without a body, in order."""
+        return sorted(self._captures.get("signature", []), key=_START)
+
+    @cached_property
+    def _signatures(self) -> dict[str, list[Node]]:
+        """The functions without a body, by name."""
+        by_name = defaultdict(list)
+        for node in self._prototypes:
+            if name := node.child_by_field_name("name"):
+                by_name[node_text(self.source, name)].append(node)
+        return by_name
 
     def _found(self, root: Node) -> Iterator[Function]:
         """Yields the named functions that have a body, but only the first of several functions on the same lines."""
@@ -133,13 +160,12 @@ class FileFunctions:
             end = max(end, node.end_byte)
             named = node
             if name_node(node) is None:  # `f = function () {}`
-                named = node.parent
+                named = component_call(node, self.source).parent
                 if not self.table.wrappers.get(named.type):
                     continue
             scope = [outer.name for outer in definition.around if outer.kind == "container"]
-            body = last_child(node, *_BODIES)
-            for field in ("body", "accessors", "value"):
-                body = node.child_by_field_name(field) or body
+            fields = map(node.child_by_field_name, ("value", "accessors", "body"))
+            body = next(filter(None, fields), None) or last_child(node, *_BODIES)
             macro = defining_macro(self.source, node)
             is_test = macro and TEST_MACRO.match(macro[0])  # `TEST_F(CartTest, Total) {`
             if body is None or not definition.name or is_test:
@@ -223,12 +249,22 @@ class FileFunctions:
                 tokens.append(text)
         return tokens
 
+    def has_same_code(self, function: Function, other: FileFunctions, changed: Function) -> bool:
+        """Returns True if a function in another version of the file differs only in its comments and layout."""
+        # Comparing texts is faster, and they tell enough if the parser has read all of both functions.
+        if not (self.language in PREPROCESSED or function.broken or changed.broken):
+            codes = (
+                _without(file.source, each.named, file._comment_spans(each))
+                for file, each in ((self, function), (other, changed))
+            )
+            if len({_LAYOUT.sub("", code) for code in codes}) > 1:
+                return False
+        return self.tokens(function) == other.tokens(changed)
+
     def _comment_spans(self, function: Function) -> list[Span]:
         """Returns the byte range of each comment in a function, as (start, end). The end is exclusive."""
-        first = bisect_left(self._comments, function.named.start_byte, key=_START)
-        last = bisect_left(self._comments, function.named.end_byte, key=_START)
         spans = []
-        for node in self._comments[first:last]:
+        for node in comments(function.named, self.source, self.language):
             # An inner function that consists of a docstring would not parse without it.
             alone = node.type == "expression_statement" and node.parent.named_child_count == 1
             if not alone or node.parent == function.body:
@@ -272,6 +308,7 @@ class FileFunctions:
 
     def _outermost(self, node: Node) -> Node:
         """Returns the outermost wrapper of a function, or the function if it has none."""
+        node = component_call(node, self.source)
         while node.parent is not None and node.parent.type in self.table.wrappers:
             node = node.parent
         return node
@@ -291,14 +328,17 @@ class FileFunctions:
         for index in reversed(range(bisect_left(self._between, at, key=_START))):
             node = self._between[index]
             gap = self.source[self._end(node) : at]
-            if not self._gap.fullmatch(gap) or (lines and gap.count(b"\n") > 1):
+            joined = self.table.joined or not lines
+            if not self._gap.fullmatch(gap) or (gap.count(b"\n") > 1 and not joined):
                 break
             at = node.start_byte
-            if not node.type.endswith("comment"):  # an attribute
-                continue
             text = node_text(self.source, node).rstrip()
+            if not node.type.endswith("comment"):  # an attribute
+                if found := _DOC_ATTRIBUTE.fullmatch(text):
+                    lines[:0] = _as_lines(found["raw"] or _unescaped(found["text"] or ""))
+                continue
             is_block = text.startswith(("/*", "=begin"))
-            if is_block and lines:
+            if is_block and not joined:
                 break
             if not text.startswith(self.table.doc_prefix) or _NO_DOCUMENTATION.match(text):
                 continue
@@ -307,10 +347,21 @@ class FileFunctions:
             begins_file = index == 0 and not self.source[:at].strip() and gap.count(b"\n") > 1
             if after_code or is_about_another(text, code, begins_file):
                 break
-            if is_block:
+            if is_block and not self.table.joined:
                 return text
-            lines.insert(0, text)
+            lines[:0] = _as_lines(strip_comment(text).strip()) if is_block else [text]
         return "\n".join(lines)
+
+
+def _unescaped(text: str) -> str:
+    """Returns the value of a string literal in Rust, given the text between the quotes."""
+    escapes = {"n": "\n", "t": "\t"}
+    return re.sub(r"\\(\n\s*|.)", lambda found: escapes.get(found[1], found[1].strip()), text)
+
+
+def _as_lines(text: str) -> list[str]:
+    """Returns a text as line comments in Rust."""
+    return [f"/// {line.removeprefix(' ')}" for line in text.splitlines()]
 
 
 def _swallowing(found: list[Definition]) -> set[int]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from soft_trainer.errors import UserError, extra_needed
+from soft_trainer.source.extra import READING
 from soft_trainer.source.repositories import common_dir, git_dir
 from soft_trainer.source.source_files import MAX_DEPTH, MAX_FILE_BYTES, decoded, read_regular
 
@@ -19,7 +20,7 @@ try:
     import pygit2
     from pygit2.enums import RepositoryOpenFlag, SortMode
 except ModuleNotFoundError as error:
-    raise UserError(extra_needed("Reading git's commits (pygit2)", "search")) from error
+    raise UserError(extra_needed(READING, "search")) from error
 
 REFETCH = "`git fetch --refetch --no-filter` fetches what a partial clone lacks"
 _MAX_SHALLOW_BYTES = 10_000_000
@@ -45,7 +46,9 @@ def open_repository(path: str | Path) -> pygit2.Repository:
         if Path(path, ".git").exists() or Path(path, "objects").exists():
             hint = "clone it again (`git clone`, without --filter), because libgit2 cannot open it"
         if "sha256" in str(error):
-            hint = "libgit2 reads only repositories with SHA-1; index with history=False to search without commits"
+            hint = "libgit2 reads only repositories with SHA-1; `--history false` indexes without commits"
+        if "refstorage" in str(error).lower():
+            hint = "libgit2 does not read reftables; clone it with `git clone --ref-format=files`"
         raise UserError(f"{path}: not a readable git repository ({' '.join(str(error).split())}); {hint}") from error
     finally:
         pygit2.settings.owner_validation = before

@@ -35,6 +35,7 @@ class SourceLanguage:
         gap: a pattern for the text that may come between a function and its doc comment, besides attributes and other
             comments.
         doc_prefix: the beginnings of doc comments. Other comments (`/* ... */` in Java) are not documentation.
+        joined: True if all doc comments before a function are one text, whatever comments and lines come between.
         docstring_in_body: True if the documentation is the first statement of the body.
         nested: True if nested functions also become rows.
         constructors: a pattern that matches the names of constructors and destructors.
@@ -55,6 +56,7 @@ class SourceLanguage:
     wrappers: dict[str, str] = field(default_factory=dict)
     gap: str = r"\s*"
     doc_prefix: tuple[str, ...] = ("/**",)
+    joined: bool = False
     docstring_in_body: bool = False
     nested: bool = False
     constructors: str = _NEVER
@@ -83,8 +85,9 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         attributes='((call method: (identifier) @name) @attribute (#eq? @name "sig"))',
         containers="class module",
         style=documentation.RUBY,
-        # At most one blank line, and words before `def`: `private def total`.
-        gap=r"[ \t]*\n?(?:[ \t]*\n)?[ \t]*(?:\b\w+[ \t]+)*",
+        # At most one blank line; `public` on a line, as in RDoc; and words before `def`: `private def total`.
+        gap=r"[ \t]*\n?(?:[ \t]*\n)?[ \t]*"
+        r"(?:(?:public|protected|private|module_function)[ \t]*\n(?:[ \t]*\n)?[ \t]*)?(?:\b\w+[ \t]+)*",
         doc_prefix=("#", "=begin"),
         constructors="initialize",
         magic_methods=r"to_s|to_text|inspect|display|dup|clone|equal\?|eql\?|hash|===?|!=|=~|<=>|[<>]=?|between\?",
@@ -175,6 +178,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         containers="impl_item trait_item mod_item",
         style=documentation.RUST,
         doc_prefix=("///", "/**"),
+        joined=True,
         types="struct_item enum_item union_item type_item macro_definition",
         signatures="(function_signature_item) @signature (associated_type) @signature",
         magic_methods="fmt|eq|ne|cmp|partial_cmp|hash|clone|drop|default",
@@ -203,6 +207,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         comments=_LINES_AND_BLOCKS,
         containers="class_declaration object_declaration",
         style=documentation.KDOC,
+        gap=r"\s*(?:context\s*\((?:[^()]|\([^()]*\))*\)\s*)?",
         types="type_alias",
         signatures="(property_declaration [(getter (function_body)) (setter (function_body))]) @function",
         constructors="constructor",

@@ -8,6 +8,12 @@ from soft_trainer.source.documentation import JAVADOC
 from soft_trainer.source.languages import SOURCE_LANGUAGES, SourceLanguage
 
 _UNKNOWN = SourceLanguage((), "", "", JAVADOC)
+# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese kana, and Chinese characters; and Korean,
+# which has no space between a word and its particle.
+UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff"
+    r"\U00020000-\U0003ffff"
+)
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 
 

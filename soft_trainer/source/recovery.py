@@ -26,16 +26,21 @@ Block = list[int]  # the numbers of lines
 
 
 def hides_functions(root: Node, functions: Collection[str]) -> bool:
-    """Returns True if a syntax error outside functions has several lines, or if the end of a class is missing."""
+    """Returns True if a syntax error outside functions has several lines, or if the end of a definition is missing."""
     stack = [root]
     while stack:
         node = stack.pop()
         if node.is_error and node.end_point.row > node.start_point.row:
             return True
-        if node.is_missing and node.type == "}":
+        if node.is_missing and node.type in ("}", "end"):
             return True
-        if node.has_error and node.type not in functions:
+        if not node.has_error:
+            continue
+        if node.type not in functions:
             stack += node.children
+        else:  # a function without an end holds the rest of the file
+            last = node.children[-1]
+            stack += [end for end in (last, *last.children[-1:]) if end.is_missing]
     return False
 
 

@@ -34,6 +34,14 @@ def git_dir(top: str | Path) -> str:
     return os.path.join(top, os.fsdecode(pointer.removeprefix(b"gitdir:").strip()))
 
 
+def is_git_dir(folder: str) -> bool:
+    """Returns True for a bare repository, and for the `.git` of any other one."""
+    entries = ("HEAD", "objects", "refs")
+    return all(os.path.lexists(os.path.join(folder, name)) for name in entries) and not os.path.lexists(
+        os.path.join(folder, ".git")
+    )
+
+
 def common_dir(top: str | Path) -> str:
     """Returns the git directory that all working trees of a repository share."""
     folder = git_dir(top)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.results import RankedQueries, load_ranks
+from soft_trainer.evaluation.ranked_queries import RankedQueries, load_ranks
 from soft_trainer.evaluation.significance import (
     LEAST_CHANGED,
     Comparison,

@@ -13,7 +13,7 @@ from soft_trainer.cli.__main__ import parse_command, run_command
 from soft_trainer.cli.evaluate import training_arguments
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.results import load_ranks
+from soft_trainer.evaluation.ranked_queries import load_ranks
 from soft_trainer.files import DEPENDS_ON, write_json, write_rows
 from soft_trainer.fingerprints import encoder_files_fingerprint
 from soft_trainer.options.fields import DataArguments

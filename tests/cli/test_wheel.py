@@ -6,18 +6,23 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import venv
+from collections.abc import Sequence
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+
+from soft_trainer.options.parse import as_argv
 
 ROOT = Path(__file__).parents[2]
 NOT_COPIED = (".git", ".venv*", "outputs", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 SMALL = {"from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32, "max_steps": 2}
+WRITE_TOKEN = "hf_loopbackWriteTokenOfAnn"  # of tests/hub/server.py
 HERE = {"per_device_train_batch_size": 8, "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
 
 pytestmark = pytest.mark.slow
@@ -36,18 +41,46 @@ def archives(tmp_path_factory) -> Path:
     return dist
 
 
-class Installed:
-    """A new virtual environment with the wheel, and an empty folder to run commands in."""
+def _required(wheel: Distribution, extras: Sequence[str]) -> set[str]:
+    """Returns the names of the distributions that a wheel with some extras requires, and that those require."""
+    found = set()
+    pending = [(wheel, {"", *extras})]
+    while pending:
+        each, wanted = pending.pop()
+        for requirement in map(Requirement, each.requires or []):
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in wanted):
+                if requirement.name not in found:
+                    found.add(requirement.name)
+                    pending.append((distribution(requirement.name), {"", *requirement.extras}))
+    return found
 
-    def __init__(self, wheel: Path, folder: Path):
+
+class Installed:
+    """A new virtual environment with the wheel and what it requires, and an empty folder to run commands in.
+
+    Args:
+        wheel: the wheel.
+        folder: where to make both.
+        extras: the extras to install.
+    """
+
+    def __init__(self, wheel: Path, folder: Path, extras: Sequence[str]):
         self.folder, self.bin = folder / "empty", folder / "environment/bin"
         self.folder.mkdir()
         venv.create(self.bin.parent, with_pip=False)
         pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install", "--no-index", "--no-deps"]
         subprocess.run([*pip, "--quiet", str(wheel)], check=True)
-        (packages,) = self.bin.parent.glob("lib/python*/site-packages")
-        # Requirements come from the environment that runs the tests. They come after the wheel on the path.
-        (packages / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        (self.packages,) = self.bin.parent.glob("lib/python*/site-packages")
+        # Requirements are links to the packages of the environment that runs the tests.
+        (metadata,) = self.packages.glob("soft_trainer-*.dist-info")
+        for name in _required(Distribution.at(metadata), extras):
+            for top in {
+                file.parts[0] for file in distribution(name).files if file.parts[0] not in ("..", "__pycache__")
+            }:
+                link = self.packages / top
+                if not link.exists():
+                    link.symlink_to(Path(distribution(name).locate_file(top)))
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         self.environment = kept | OFFLINE | {"PATH": f"{self.bin}:{os.environ['PATH']}"}
         self.environment["HF_DATASETS_CACHE"] = str(folder / "datasets")
@@ -64,8 +97,16 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def installed(archives, tmp_path_factory) -> Installed:
+    """The environment of README's first command."""
     (wheel,) = archives.glob("*.whl")
-    return Installed(wheel, tmp_path_factory.mktemp("installed"))
+    return Installed(wheel, tmp_path_factory.mktemp("installed"), ["search"])
+
+
+@pytest.fixture(scope="module")
+def core(archives, tmp_path_factory) -> Installed:
+    """An environment without extras."""
+    (wheel,) = archives.glob("*.whl")
+    return Installed(wheel, tmp_path_factory.mktemp("core"), [])
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +158,7 @@ def test_an_encoder_is_measured_and_reported(quickstart, installed):
     trained = json.loads((quickstart / "all_results.json").read_text())
     assert numbers["test_mrr"] == trained["test_mrr"] and f"{trained['test_mrr']:.3f}" in printed
     reported = installed.run("soft-trainer", "report", "outputs", "--output_dir", "report")
-    assert "loss info_nce" in reported.stdout and (installed.folder / "report/report.md").is_file()
+    assert "loss soft_info_nce" in reported.stdout and (installed.folder / "report/report.md").is_file()
     words = ["compare", "outputs/quickstart", "measured"]
     assert "A - B: MRR +0.0000" in installed.run("soft-trainer", *words).stdout
 
@@ -135,3 +176,48 @@ def test_a_study_runs_its_cells_without_a_checkout(installed, data_dir):
     for loss in ("info_nce", "soft_info_nce"):
         record = json.loads((installed.folder / "outputs/study" / loss / "1" / "run.json").read_text())
         assert record["loss"]["loss"] == loss and record["training"]["steps"] == 2
+
+
+# ---- Without extras ----
+
+
+def test_rows_train_evaluate_and_push_without_extras(core, data_dir):
+    options = [*as_argv(SMALL | HERE | {"language": "python", "data_dir": data_dir, "lexical": False})]
+    core.run("soft-trainer", "train", *options, "--output_dir", "out")
+    core.run("soft-trainer", "evaluate", "out", "--data_dir", str(data_dir), "--output_dir", "measured")
+    assert "A - B: MRR +0.0000" in core.run("soft-trainer", "compare", "out", "measured").stdout
+    core.run("soft-trainer", "report", "out", "--output_dir", "report")
+    core.run("soft-trainer", "distil", "out", "--output_dir", "small", "--dimensions", "8")
+    script = ROOT / "tests/hub/server.py"
+    server = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    core.environment |= {"HF_ENDPOINT": f"http://127.0.0.1:{int(server.stdout.readline())}", "HF_HUB_OFFLINE": "0"}
+    core.environment |= {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": WRITE_TOKEN, "HF_HOME": str(core.folder / "home")}
+    try:
+        core.run("soft-trainer", "push", "out", "ann/encoder")
+        code = "from soft_trainer import load_encoder; print(load_encoder('ann/encoder').encode_queries(['x']).shape)"
+        assert "[1, 32]" in core.run("python", "-c", code).stdout
+    finally:
+        server.stdin.close()
+        server.wait(10)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "--config", "quickstart"),
+        ("mine", "stdlib", "--output_dir", "rows"),
+        ("mine", "--history", ".", "--output_dir", "rows"),
+        ("index", "."),
+        ("search", "--folder", ".", "words"),
+        ("evaluate-search", "--folder", "."),
+    ],
+)
+def test_reading_source_code_names_its_extra(core, words):
+    (core.folder / "code.py").write_text("def f():\n    return 1\n")
+    (line,) = core.run("soft-trainer", *words, code=2).stderr.strip().splitlines()
+    assert line.startswith("error: Reading source code or git's commits needs the extra: pip install")
+
+
+@pytest.mark.parametrize("command", ["train", "mine", "index", "search", "evaluate-search", "export"])
+def test_help_needs_no_extra(core, command):
+    assert "usage: soft-trainer" in core.run("soft-trainer", command, "--help").stdout

@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from soft_trainer import load_rows
-from soft_trainer.data.tokens import column_of
+from soft_trainer.data.tokens import token_column
 
 WORDS = ("find", "sort", "open", "pack")
 
@@ -91,7 +91,7 @@ def test_any_changes_of_files(rows, tokenizer, profile, tmp_path, monkeypatch, s
         found = []
         for name in sorted(splits):
             queries = splits[name].queries
-            tokens = column_of(queries, "query", profile, tokenizer)
+            tokens = token_column(queries, "query", profile, tokenizer)
             found.append(
                 (name, list(queries), list(splits[name].corpus), [list(tokens[row]) for row in range(len(queries))])
             )

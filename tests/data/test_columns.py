@@ -13,6 +13,7 @@ from soft_trainer.data import column_names
 from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.holdout import PARTITION, REPOSITORIES
 from soft_trainer.data.load import read_source, training_split
+from soft_trainer.data.make_splits import Context
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.shell.rows import load_data
@@ -56,6 +57,19 @@ def test_an_id_in_a_table_keeps_its_zeros(tmp_path):
     assert {*splits["train"].corpus["url"]} < {f"{number:03}" for number in range(20)}
 
 
+@pytest.mark.parametrize("first", [2**63, 2**64 + 5, -(2**63) - 40, 10**30])
+@pytest.mark.parametrize("form", ["list", "jsonl", "frame", "mixed"])
+def test_ids_of_any_size_are_read(tmp_path, first, form):
+    numbers = [7 if form == "mixed" and n == 0 else first + n for n in range(30)]
+    rows = [{"query": f"adds {n}", "code": f"x + {n}", "key": number} for n, number in enumerate(numbers)]
+    source = {"test": pd.DataFrame(rows) if form == "frame" else rows}
+    if form == "jsonl":
+        source = tmp_path / "test.jsonl"
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    test = load_rows(source, id_column="key")["test"]
+    assert test.corpus["url"][:] == list(map(str, numbers))
+
+
 def test_the_column_that_was_named_is_read_whatever_the_profile_prefers(answers, tmp_path):
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     path = tmp_path / "a.jsonl"
@@ -72,7 +86,7 @@ def test_rows_without_a_code_are_matched_by_url(tmp_path):
     parts = {"train": train, "test": [{"query": "q", "url": "u2"}], "codebase": [{"code": "x", "url": "u2"}]}
     for name, rows in parts.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    test = read_source(tmp_path, needed=("train",))["test"]
+    test = read_source(tmp_path, Context(needed=("train",)))["test"]
     assert test.queries["url"][:] == test.corpus["url"][:] == ["u2"]
 
 
@@ -198,7 +212,7 @@ def test_lists_of_tokens_stay_tokens():
 def test_negatives_beside_the_columns_of_codesearchnet_are_read_from_any_of_their_columns(tmp_path, usual):
     row = {"docstring": "adds", "code": "x + y", "negatives" if usual else "neg": ["x - y"]}
     (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
-    split = read_source(tmp_path, needed=("train",))["train"]
+    split = read_source(tmp_path, Context(needed=("train",)))["train"]
     assert split.corpus["code"][:] == ["x + y", "x - y"] and split.judgments.negatives.nnz == 1
 
 
@@ -219,7 +233,7 @@ UNUSED = [
 @pytest.mark.parametrize(("row", "unused"), UNUSED)
 def test_unused_columns_that_look_like_recognised_ones_are_named(tmp_path, capsys, kind, row, unused):
     (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
-    read_source({"train": [row]} if kind == "list" else tmp_path, needed=("train",))
+    read_source({"train": [row]} if kind == "list" else tmp_path, Context(needed=("train",)))
     said = [line for line in capsys.readouterr().err.splitlines() if "not using" in line]
     assert len(said) == bool(unused)
     if unused:

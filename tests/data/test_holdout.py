@@ -11,6 +11,7 @@ from refusals import refused
 from soft_trainer import load_rows
 from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import read_source
+from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
@@ -89,7 +90,7 @@ def test_a_column_partition_decides_where_it_names_two_splits(partitions, expect
     for name in ("rows.csv", "train.csv"):
         pd.DataFrame(rows).to_csv(tmp_path / name, index=False)
         assert {key: len(split) for key, split in load_rows(tmp_path / name).items()} == expected
-    only_train = read_source(tmp_path / "train.csv", needed=("train",))
+    only_train = read_source(tmp_path / "train.csv", Context(needed=("train",)))
     assert {key: len(split) for key, split in only_train.items()} == (
         expected if len({*partitions}) > 1 else {"train": 60}
     )
@@ -161,17 +162,16 @@ def test_rows_in_a_file_without_a_split_are_divided_whatever_else_is_measured(tm
         (tmp_path / name).write_text(rows)
     whole = load_rows(tmp_path / "pairs.jsonl")
     for needed in (("train",), ()):  # training or evaluation with other queries
-        splits = read_source(tmp_path / "pairs.jsonl", needed=needed)
+        splits = read_source(tmp_path / "pairs.jsonl", Context(needed=needed))
         assert values(splits["test"], "docstring") == values(whole["test"], "docstring")
-    assert [*read_source(tmp_path / "train.jsonl", needed=("train",))] == ["train"]
+    assert [*read_source(tmp_path / "train.jsonl", Context(needed=("train",)))] == ["train"]
 
 
 def test_evaluation_rows_that_are_trained_on_are_counted(capsys):
     train = load_rows({"train": [function(number) for number in range(9)], "test": [function(99)]})["train"]
     for first, said in ((5, "warning: web: 4 of 10 pairs share a query, function or id with a training row"), (9, "")):
-        test = read_source({"test": [function(number) for number in range(first, first + 10)]}, needed=("test",))[
-            "test"
-        ]
+        rows = [function(number) for number in range(first, first + 10)]
+        test = read_source({"test": rows}, Context(needed=("test",)))["test"]
         warn_of_overlap({"web": test}, train)
         assert capsys.readouterr().err.strip() == said
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from soft_trainer.data.relevance import Relevance
-from soft_trainer.data.split import RelevantCodes
+from soft_trainer.data.split import Relevance, RelevantCodes
 
 
 def both_forms(seed: int, ids: int = 5) -> tuple[Relevance, Relevance]:

@@ -10,9 +10,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
 
 from soft_trainer.data.column_names import CODES
+from soft_trainer.data.columns import known_columns, row_texts
+from soft_trainer.data.holdout import Division
 from soft_trainer.data.load import read_source, training_split
+from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.hub.dataset import pushed_tables, write_data
 from soft_trainer.options.fields import DataArguments
@@ -24,7 +26,7 @@ TRIPLE = PAIR | {"negative_1": "x", "negative_2": "y"}
 
 def scores_of(split: Split) -> dict[str, dict[str, float]]:
     """Returns the known scores of each query's functions, by their texts."""
-    codes = list(column_texts(split.corpus, columns_in(split.corpus, CODES)[0]))
+    codes = list(row_texts(split.corpus, known_columns(split.corpus, CODES)[0]))
     known = split.judgments.scores().tocoo()
     found = {query: {} for query in split.queries["docstring"][:]}
     for query, code, score in zip(known.row, known.col, known.data.tolist(), strict=True):
@@ -173,7 +175,7 @@ def test_mined_rows_load_with_the_same_numbers_or_are_refused(rows, scorer, colu
 
 def load_whole(path) -> Split:
     """Loads a file without dividing it."""
-    return read_source(path, needed=("train",), division=None)["train"]
+    return read_source(path, Context(needed=("train",), division=Division(random=False)))["train"]
 
 
 def test_pushed_rows_load_with_the_same_scores(tmp_path):

@@ -9,8 +9,9 @@ from datasets import Dataset, concatenate_datasets, load_from_disk
 from refusals import refused
 
 from soft_trainer.data import tokens
+from soft_trainer.data.columns import row_texts, text_column
 from soft_trainer.data.layouts.codesearchnet import load_folder
-from soft_trainer.data.tokens import TokenColumn, column_of, column_texts, text_column, tokenized
+from soft_trainer.data.tokens import TokenColumn, token_column, tokenized
 from soft_trainer.encoders.encoding import pad, tokenize
 from soft_trainer.encoders.profiles import EncoderProfile
 
@@ -59,7 +60,7 @@ def test_a_column_on_disk_pickles_as_its_path(tmp_path):
 def test_graphs_on_disk_pickle_as_their_path(write_folder, rows, tokenizer):
     many = [row | {"code": f"{row['code']} + {number}"} for number in range(100) for row in rows]
     train = load_folder(write_folder(train=many))["train"]
-    graphs = column_of(train, "code", EncoderProfile(data_flow_length=8, code_columns=("code",)), tokenizer)
+    graphs = token_column(train, "code", EncoderProfile(data_flow_length=8, code_columns=("code",)), tokenizer)
     data = pickle.dumps(graphs)
     copy = pickle.loads(data)
     assert len(data) < 20_000 and len(copy) == len(many) and copy.lengths.tolist() == graphs.lengths.tolist()
@@ -70,7 +71,7 @@ def test_graphs_on_disk_pickle_as_their_path(write_folder, rows, tokenizer):
 
 def test_code_without_a_language_is_not_parsed(dataset, tokenizer):
     with refused("no column 'language', which an encoder with data flow needs"):
-        column_of(dataset.remove_columns("language"), "code", EncoderProfile(data_flow_length=8), tokenizer)
+        token_column(dataset.remove_columns("language"), "code", EncoderProfile(data_flow_length=8), tokenizer)
 
 
 # ---- Padding ----
@@ -108,8 +109,8 @@ def test_the_first_column_that_exists_is_read_and_its_tokens_joined_by_one_space
 def test_a_text_is_as_it_is_and_tokens_are_joined_by_one_space(values, texts):
     order = np.random.default_rng(0).permutation(len(values) * 1500)
     rows = Dataset.from_dict({"text": values * 1500})
-    assert list(column_texts(rows, "text")) == texts * 1500
-    assert list(column_texts(rows.select(order), "text")) == [texts[row % len(texts)] for row in order]
+    assert list(row_texts(rows, "text")) == texts * 1500
+    assert list(row_texts(rows.select(order), "text")) == [texts[row % len(texts)] for row in order]
 
 
 # ---- Tokenised data sets ----
@@ -148,7 +149,7 @@ def test_several_processes_give_the_ids_of_one(write_folder, rows, tokenizer, pr
     train = load_folder(write_folder(train=many), ["train"])["train"] if on_disk else Dataset.from_list(many)
     expected = tokenize(tokenizer, [" ".join(row["docstring_tokens"]) for row in many], "", profile.query_length)
     monkeypatch.setattr(tokens, "processes_for", lambda rows, least: 2)
-    column = column_of(train, "query", profile, tokenizer)
+    column = token_column(train, "query", profile, tokenizer)
     assert lists(column) == expected
     assert lists(pickle.loads(pickle.dumps(column))) == expected
 

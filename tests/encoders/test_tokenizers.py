@@ -16,7 +16,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from soft_trainer.data.tokens import column_of, tokenized
+from soft_trainer.data.tokens import token_column, tokenized
 from soft_trainer.encoders.encoding import prompt_length, tokenize, tokenize_with_lengths
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import add_padding_token, prepare_tokenizer
@@ -120,7 +120,7 @@ def test_a_tokenizer_written_in_python_trains_and_loads(dataset, trainer_of, sam
     assert lengths == [len(text.encode()) + 1 for text in TEXTS] and [len(row) for row in ids] == [10, 6, 10]
     assert prompt_length(tokenizer, profile, "query") == 3
     assert tokenized(dataset, "query", profile, tokenizer)[0]["length"] == len("q: sort a list with quick sort") + 1
-    assert len(column_of(dataset, "code", profile, tokenizer)) == len(dataset)
+    assert len(token_column(dataset, "code", profile, tokenizer)) == len(dataset)
     torch.manual_seed(0)
     config = T5Config(vocab_size=384, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
     arguments = {"model": T5EncoderModel(config), "processing_class": tokenizer, "encoder": profile}

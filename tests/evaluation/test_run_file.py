@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 from refusals import refused
 
-from soft_trainer.data.layouts.beir import load_beir
+from soft_trainer import load_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.retrieval import rank_corpus
@@ -58,11 +58,32 @@ def test_queries_of_a_beir_folder_keep_their_ids(tmp_path):
         rows = [json.dumps({"_id": f"{letter}{n}", "text": f"text {n}"}) + "\n" for n in range(3)]
         (folder / f"{name}.jsonl").write_text("".join(rows))
     (folder / "qrels" / "test.tsv").write_text("q1\td0\t1\nq2\td2\t1\n")
-    split = load_beir(folder)["test"]
+    split = load_rows(folder)["test"]
     assert split.unranked() is None
     output = rank_corpus(torch.eye(3)[1:], torch.eye(3), split, EncoderProfile(), ())
     output.write_run_file(tmp_path / "run", split)
     assert (tmp_path / "run.qrels").read_text() == "q1 0 d0 1\nq2 0 d2 1\n"
+
+
+def test_queries_whose_documents_are_all_absent_are_counted_and_neither_measured_nor_judged(tmp_path, capsys):
+    (tmp_path / "qrels").mkdir()
+    for name in ("corpus", "queries"):
+        rows = [json.dumps({"_id": f"{name[0]}{n}", "text": f"text {n}"}) + "\n" for n in range(4)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    published = [("q0", "c0"), ("q1", "c2"), ("q1", "gone"), ("q2", "gone"), ("q3", "lost")]
+    (tmp_path / "qrels" / "test.tsv").write_text("".join(f"{query}\t{code}\t1\n" for query, code in published))
+    split = load_rows(tmp_path)["test"]
+    line = "test.tsv: 2 of 4 queries are not measured: none of their relevant documents is in the corpus"
+    assert line in capsys.readouterr().err
+    queries = torch.tensor([[3.0, 2.0, 1.0, 0.0], [0.0, 3.0, 2.0, 1.0]])
+    output = rank_corpus(queries, torch.eye(4), split, EncoderProfile(), (), top_k=4)
+    output.write_run_file(tmp_path / "run", split)
+    assert evaluated(tmp_path / "run")["recip_rank"] == pytest.approx(output.metrics["mrr"]) == 0.75
+    # With the published judgments of these queries, pytrec_eval agrees; a program that has all four counts two zeros.
+    judged = {query: {code: 1 for name, code in published if name == query} for query in ("q0", "q1")}
+    with open(tmp_path / "run") as run:
+        by_query = pytrec_eval.RelevanceEvaluator(judged, {"recip_rank"}).evaluate(pytrec_eval.parse_run(run))
+    assert np.mean([values["recip_rank"] for values in by_query.values()]) == 0.75
 
 
 def test_ties_are_counted_and_a_short_list_is_reported(tmp_path):

@@ -11,8 +11,8 @@ from refusals import refused
 from server import READ_TOKEN, WRITE_TOKEN
 
 from soft_trainer.cli.__main__ import run_command
+from soft_trainer.data.folders import SPLITS
 from soft_trainer.data.layouts.codesearchnet import load_folder, load_hub
-from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.hub.dataset import pushed_tables, write_data
 from soft_trainer.hub.push import Repository

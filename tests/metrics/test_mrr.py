@@ -5,18 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import evaluate
 import numpy as np
 import pytest
 
 import soft_trainer
+from soft_trainer.metrics import load_mrr
 
 FOLDER = Path(soft_trainer.__file__).parent / "metrics" / "mrr"
 
 
 @pytest.fixture(scope="module")
 def mrr():
-    return evaluate.load(str(FOLDER))
+    return load_mrr()
 
 
 RANKS, POOLS = [1, 4, 1500], [2000, 2000, 2000]
@@ -58,6 +58,15 @@ def test_wrong_input_is_named(mrr):
     ]:
         with pytest.raises(ValueError, match=message):
             mrr.compute(predictions=predictions, references=references)
+
+
+def test_equals_the_mrr_of_a_trainer(mrr, trainer_of, dataset):
+    def compute_metrics(prediction):
+        ranks, _ = prediction.predictions
+        return {"again": mrr.compute(predictions=ranks, references=[len(dataset)] * len(ranks))["mrr"]}
+
+    metrics = trainer_of(arguments={"compute_metrics": compute_metrics}).evaluate()
+    assert metrics["eval_again"] == pytest.approx(metrics["eval_mrr"], abs=1e-12)
 
 
 @pytest.mark.slow

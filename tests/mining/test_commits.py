@@ -16,6 +16,7 @@ SUBJECTS = [
     ("Thank ann@example.org for `#[inline]`, see https://example.org/x", "Thank for `#[inline]`, see"),
     ("Add support for Python: 3 and 4", "Add support for Python: 3 and 4"),
     ("Colour #fff is white", "Colour #fff is white"),
+    ("fix: 修复日期解析的错误。(#12)", "修复日期解析的错误"),
 ]
 
 
@@ -43,6 +44,19 @@ REASONS = [
     ("Bump the counter of retries on each error", "", ""),
     ("Set version of the protocol by an option", "", ""),
     ("Fix typos", "", "subject under 3 words"),
+    ("修复日期解析", "", ""),
+    ("日付の解析を直す", "", ""),
+    ("PDF を読む", "", ""),
+    ("修正", "", "subject under 3 words"),
+    ("오타 수정", "", "subject under 3 words"),
+    ("날짜 분석 오류 수정", "", ""),
+    ("Исправить ошибку", "", "subject under 3 words"),
+    ("Merge branch 'main' into dates", "", "merge"),
+    ("Merge remote-tracking branch 'origin/main'", "", "merge"),
+    ("Merge pull request #12 from ann/dates", "", "merge"),
+    ("Merged in dates (pull request #7)", "", "merge"),
+    ("Merge branches of the tree into one", "", ""),
+    ("Merge pull requests in the order of their dates", "", ""),
     ("fix(core): typos (#3)", "", "subject under 3 words"),
     ('Revert "Add a parser of dates"', "", "revert"),
     ("Undo the last change of dates", "", "revert"),

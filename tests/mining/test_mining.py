@@ -131,7 +131,7 @@ def test_rules_and_duplicates_are_counted(tmp_path):
     tree.joinpath("same.py").write_text(LONG.format("same", "+") + LONG.format("same", "+"))
     tree.joinpath("near.py").write_text(LONG.format("near", "-"))
     mined = mine(tree, "python", num_workers=1)
-    once = "constructors magic_methods short_functions tests document_length links not_english unparseable"
+    once = "constructors magic_methods short_functions tests document_length links not_ascii unparseable"
     expected = dict.fromkeys([*once.split(), "duplicates", "near_duplicates"], 1)
     expected |= {"undocumented": 12, "kept as pairs": 25}
     assert mined.functions == expected

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 from soft_trainer.search import CodeIndex, Search
 from soft_trainer.search.commits import memory, reading
 from soft_trainer.search.index import store
+from soft_trainer.search.serving import served_index
+from soft_trainer.search.serving.served_index import ServedIndex
+from soft_trainer.search.serving.tools import tool_server
 
 LIBRARY = Path(os.__file__).parent
 NOT_COPIED = {"test", "tests", "idle_test", "site-packages", "__pycache__"}
@@ -122,8 +126,8 @@ def check(tree, index, fresh, near):
             assert old.search("visitors self value", 50, name=name) == new.search("visitors self value", 50, name=name)
         for filters in ({"language": "python"}, {"tests": "no"}):
             assert old.search(lines[0], **filters) == new.search(lines[0], **filters)
-        pattern = f"{near[0].parent.name}/**"
-        assert old.search(lines[0], 50, path=pattern) == new.search(lines[0], 50, path=pattern)
+        pattern = f"{near[0].parent.name}/**,*.py"
+        assert old.search(lines[0], 50, path=f"{{{pattern}}}") == new.search(lines[0], 50, path=f"{{{pattern}}}")
     inside = f"{parts[0].relative_to(tree.folder)}/"
     for name in names:
         found = fresh.search(name, 1000, name=name)
@@ -183,3 +187,50 @@ def test_many_changed_indexes_answer_as_fresh_ones(tmp_path, like_a_large_index,
 @pytest.mark.slow
 def test_a_large_index_answers_as_a_fresh_one(tmp_path):
     assert follow(tmp_path, 0, None, history=False, files=300, largest=30_000, changes=4) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(2))
+def test_an_agent_gets_the_answers_of_a_fresh_index_right_after_each_change(tmp_path, seed, monkeypatch):
+    """Edits, renames, branch switches and searches in random order, by the official client."""
+    anyio = pytest.importorskip("anyio")
+    mcp = pytest.importorskip("mcp")
+    monkeypatch.setattr(served_index, "CHECK_ALWAYS", 60)  # a busy machine does not make a tree large
+    tree = Tree(tmp_path / "tree", seed, files=60, largest=2500)
+    index = CodeIndex.build(tree.folder, tmp_path / "index", history=False)
+
+    def bare(answer):  # without the random numbers of the fence
+        return re.sub("TEXT [0-9a-f]{16}", "TEXT", answer.content[0].text)
+
+    async def talk():
+        async with mcp.Client(tool_server(ServedIndex(Search([index])))) as client:
+            for number in range(20):
+                near = tree.change()
+                names, lines = [f"added_{tree.number}", f"Added{tree.number}"], near[0].read_text().split("\n")
+                line = tree.random.choice([line for line in lines if len(line) > 20] or ["a line"])
+                calls = [("search", {"query": query}) for query in [*names, line]]
+                calls += [("read", {"path": str(path.relative_to(tree.folder))}) for path in near]
+                tree.random.shuffle(calls)
+                answers = [bare(await client.call_tool(*call)) for call in calls]
+                with CodeIndex.build(tree.folder, tmp_path / f"fresh {number}", history=False) as fresh:
+                    async with mcp.Client(tool_server(ServedIndex(Search([fresh]), update=False))) as other:
+                        assert answers == [bare(await other.call_tool(*call)) for call in calls]
+
+    anyio.run(talk)
+
+
+def test_an_edit_that_keeps_size_and_time_is_seen(tmp_path):
+    """As of `rsync -t`, `touch -r` and `cp -p`."""
+    file = tmp_path / "tree/a.py"
+    file.parent.mkdir()
+    file.write_text("def lantern():\n    return 1\n")
+    index = CodeIndex.build(tmp_path / "tree")
+    before = file.stat()
+    for name in ("thimble", "orchard"):
+        file.write_text(f"def {name}():\n    return 1\n")
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        index.refresh()
+        assert [result.name for result in index.search(name)] == [name] and not index.search("lantern")
+    index.database.execute("UPDATE contents SET text = zeroblob(3)")
+    assert CodeIndex.build(tmp_path / "tree", rebuild=True).text_of("a.py") == file.read_text()

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from soft_trainer.cli import search as output
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex, Search, code_index
 from soft_trainer.search.code_index import open_for
+from soft_trainer.search.commits import reading
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.measuring.judged import documentation_queries
 from soft_trainer.search.ranking.results import SearchResult
@@ -81,6 +83,47 @@ def test_the_first_search_answers_before_it_reads_commits(command, tree, monkeyp
     assert lines[-1] == "stopped; the next search continues"
     assert command(*search) == (0, out, "" if form else lines[1] + "\n")
     assert CodeIndex.open(store.find_index_dir(tree)).statistics()["commits"]["read"] == 10
+
+
+def test_a_search_into_a_pipe_reads_commits_for_a_few_seconds(command, tree, monkeypatch):
+    """An agent's command ends when the process ends."""
+    grown(tree, commits=9)
+    monkeypatch.setattr(reading, "_AT_ONCE", 2)
+    monkeypatch.setattr(output, "PIPE_SECONDS", 0.0)
+    search = ("search", "--folder", tree, "parse date", "-n", 1)
+    told = "commits were read, and later searches continue; `soft-trainer index DIR` reads the others now"
+    for read in (2, 4, 6, 8, 10, 10):
+        code, out, err = command(*search)
+        assert code == 0 and out.startswith("src/shop/dates.py:1  parse_date") and (told in err) == (read < 10)
+        memory = store.get_meta(CodeIndex.open(store.find_index_dir(tree)).database, "memory")
+        assert memory["read"] == read
+
+
+def test_indexes_are_listed_and_those_of_deleted_folders_go(command, tree, tmp_path):
+    command("index", tree)
+    grown(tmp_path / "repository", commits=3)
+    command("index", tmp_path / "repository")
+    kept, gone, commits, total = command("index", "--list")[1].splitlines()
+    assert str(tree) in f"{kept}{gone}" and commits.endswith("commits of " + str(tmp_path / "repository/.git"))
+    assert "no such folder" not in f"{kept}{gone}{commits}" and total.endswith(" MiB in all")
+    shutil.rmtree(tmp_path / "repository")
+    assert command("index", "--list")[1].count("no such folder; --prune deletes this") == 2
+    indexes, caches = store.default_index_dir(tree).parent, store.commit_caches()
+    for days, left in ((29, 2), (31, 1)):
+        for path in (*indexes.glob("repo*/*"), *caches.iterdir()):
+            os.utime(path, (time.time() - days * 86400,) * 2)
+        (tmp_path / f"new{days}").mkdir()
+        command("index", tmp_path / f"new{days}")  # a new index deletes those that nobody has used for long
+        assert len(list(indexes.glob("[rt]*"))) == left and len(list(caches.iterdir())) == left - 1
+    shutil.rmtree(tree)
+    out = command("index", "--prune")[1]
+    assert (
+        f"commits of {tmp_path}" not in out
+        and str(tree) in out
+        and out.endswith(" MiB in all, deleted\n")
+        and not list(indexes.glob("tree-*"))
+    )
+    assert command("index")[2].startswith("error: DIR: missing") and "drop it" in command("index", ".", "--list")[2]
 
 
 @pytest.mark.parametrize("options", [("--no_update",), ("--lexical",)])
@@ -177,6 +220,9 @@ def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
     code, out, err = command("index", tmp_path / "empty")
     assert code == 1 and not out and "no text files" in err
     assert "no such folder" in command("search", "--folder", tmp_path / "missing", "x")[2]
+    for folder in (Repository(tmp_path / "bare.git", bare=True).path, Repository(tmp_path / "own").path / ".git"):
+        code, out, err = command("index", folder)
+        assert code == 2 and not out and "a git repository without a working tree" in err and err.count("\n") == 1
 
 
 def test_a_current_folder_that_is_gone_is_named(command, tmp_path, monkeypatch):
@@ -262,7 +308,7 @@ def test_a_folder_shows_nothing_of_the_parent_whose_index_it_uses(command, tmp_p
     assert [json.loads(line)["path"] for line in out.splitlines()] == ["c.rs"] and not err
     assert command("search", "--folder", parent / "client", "secret", "--json")[:2] == (1, "")
     assert command("search", "--folder", parent / "client", "--path", "c.rs", "parse date")[0] == 0
-    assert command("search", "--folder", parent / "client", "--path", "secretproj/**", "parse date")[:2] == (1, "")
+    assert command("search", "--folder", parent / "client", "--path", "secretproj/**", "parse date")[:2] == (2, "")
     assert "the index has rust" in command("search", "--folder", parent / "client", "--language", "x", "parse")[2]
     for location in ("secretproj/b.py:1", "../secretproj/b.py:1"):
         assert command("search", "--folder", parent / "client", "--similar", location)[0] == 2

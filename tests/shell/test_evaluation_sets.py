@@ -239,7 +239,7 @@ def test_judged_queries_have_the_mean_grade_of_each_code(tmp_path, rows, pool, c
     assert not found.judgments.relevant.shape[0] > 2 and found.judgments.negatives is None
     said = capsys.readouterr().err
     assert "ignored 1 judged functions" in said and "1 of 3 queries" in said
-    assert "judged: 2 queries (relevance) and 24 functions" in said
+    assert "judged: 2 queries (test) and 24 functions" in said
 
 
 def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):

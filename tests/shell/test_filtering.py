@@ -43,7 +43,7 @@ def row(code=CODE, query="add two numbers", name="add", path="shop/cart.py", lan
         ("images", row(query="see < img src = x >"), row(query="see an image or img")),
         ("links", row(query="see https : / / a . b"), row(query="send an http request")),
         ("links", row(query="see http://a.b please"), row(query="see a : / / b")),
-        ("not_english", row(query="计算 two numbers"), row(query="it's 100 % ASCII")),
+        ("not_ascii", row(query="计算 two numbers"), row(query="it's 100 % ASCII")),
     ],
 )
 def test_row_rules(rule, dropped, kept):

@@ -32,12 +32,23 @@ DOCUMENTED = [
      "/** Copyright 2020 A. Author\n * @license MIT\n */\n\nfunction add() {}\n", {"add": ""}),
     ("javascript", "nothing, but it is the file's", "/** @fileoverview Numbers. */\nfunction add() {}\n", {"add": ""}),
     ("javascript", "no documentation", "/**** Adds. ****/\nfunction add() {}\n", {"add": ""}),
+    ("javascript", "calls of React",
+     "/** Adds. */\nconst Add = memo(() => 1)\n/** Halves. */\nexport const Halve = React.forwardRef((p, ref) => 1)\n"
+     "/** Ends. */\nA.End = memo(forwardRef(function () {}), same)\n/** Named. */\n"
+     "export default memo(function Own() {})\n/** Others. */\nconst others = all.map(function () {})\n",
+     {"Add": "Adds.", "Halve": "Halves.", "A.End": "Ends.", "Own": "Named."}),
+    ("tsx", "a call of React with types", "/** Adds. */\n"
+     "export const Add = memo<Props>((p: Props) => <p>A & b, &amp; c</p>)\n",
+     {"Add": "Adds."}),
     ("typescript", "blank lines", "class A {\n  /** Adds. */\n\n  add(): void {}\n\n  bare() {}\n}\n",
      {"A.add": "Adds.", "A.bare": ""}),
     ("typescript", "a decorator and a blank line", "class A {\n  /** Adds. */\n\n  @Get()\n  // slow\n"
      "  add(): void {}\n}\n",
      {"A.add": "Adds."}),
     ("go", "nothing", "package a\n\n// Add adds.\n// It may fail.\nfunc Add() {}\n", {"Add": "Add adds."}),
+    ("go", "directives", "package a\n\n// Add adds.\n//lint:ignore U1000 slow\n//dupl:ignore\n//gosec:disable\n"
+     "//extern add\n//line a.go:1\n//export Add\n//go:noinline\n//http://x is no directive\nfunc Add() {}\n",
+     {"Add": "Add adds.\nhttp://x is no directive"}),
     ("go", "a blank line", "package a\n\n// Add adds.\n\nfunc Add() {}\n", {"Add": ""}),
     ("go", "a blank line above a line", "package a\n\n// Numbers.\n\n// Add adds.\nfunc Add() {}\n"
      "", {"Add": "Add adds."}),
@@ -49,11 +60,20 @@ DOCUMENTED = [
     ("php", "a blank line and a comment", "<?php\n$a = 1;\n\n/** Adds. */\n\n// slow\nfunction add() { return 1; }\n",
      {"add": "Adds."}),
     ("ruby", "a blank line", "x = 1\n# Adds.\n\ndef add\n  1\nend\n", {"add": "Adds."}),
+    ("ruby", "a visibility", "class A\n  # Adds.\n  public\n\n  def add\n    1\n  end\n  # Halves.\n"
+     "  module_function\n  def halve\n    1\n  end\n  # Of all.\n  attributes\n  def bare\n    1\n  end\nend\n",
+     {"A.add": "Adds.", "A.halve": "Halves.", "A.bare": ""}),
     ("ruby", "two blank lines", "x = 1\n# Adds.\n\n\ndef add\n  1\nend\n", {"add": ""}),
     ("ruby", "the end of other code", "x = 1 # one\ndef add\n  1\nend\n", {"add": ""}),
     ("rust", "a blank line, an attribute and a comment", "/// Adds.\n\n#[inline]\n// slow\nfn add() {}\n"
      "fn bare() {}\n",
      {"add": "Adds.", "bare": ""}),
+    ("rust", "blank lines, a block and other comments", "/// Adds.\n\n/** Slowly. */\n"
+     "// slow\n/// Surely.\nfn add() {}\n",
+     {"add": "Adds.\nSlowly.\nSurely."}),
+    ("rust", "attributes that are documentation", "#[doc = \" Adds \\\"a\\\".\"]\n#[inline]\n"
+     "#[doc = r#\"And \"b\".\"#]\nfn add() {}\n"
+     "#[doc(hidden)]\nfn bare() {}\n", {"add": "Adds \"a\".\nAnd \"b\".", "bare": ""}),
     ("rust", "no documentation", "//// Adds.\nfn add() {}\n/*** Halves. */\nfn halve() {}\n"
      "", {"add": "", "halve": ""}),
     ("c", "blank lines", "int a;\n/** Adds. */\n\n\nint add(void) { return 1; }\nint bare(void) { return 1; }\n",
@@ -105,6 +125,11 @@ DOCUMENTED = [
      "    get() { return 1 }\n    private set\n  var d: Int\n    get() = 1\n    @B set(v) { e = v }\n"
      "  val String.last get() = this[0]\n  var f = 1\n    private set\n  val g by lazy { 1 }\n}\n",
      {"A.constructor": "Makes it.", "A.c": "A number.", "A.d": "", "A.last": ""}),
+    ("kotlin", "context parameters",
+     "/** Adds. */\ncontext(Logger)\nfun add(): Int { return 1 }\nclass A {\n  /** Halves. */\n"
+     "  context(a: Logger, b: () -> Unit)\n  private fun halve() { context(\"x\") { end() } }\n"
+     "  fun bare() { a() }\n}\n",
+     {"add": "Adds.", "A.halve": "Halves.", "A.bare": ""}),
     ("cpp", "a template and a blank line", "/// Adds.\n\ntemplate <typename T>\nT add(T a) { return a; }\n"
      "", {"add": "Adds."}),
 ]

@@ -2,7 +2,9 @@
 
 import subprocess
 
+import pygit2
 import pytest
+from refusals import refused
 
 from soft_trainer.mining.commits import query_of
 from soft_trainer.source.git import message_of, open_repository
@@ -22,6 +24,15 @@ MESSAGES = {
 
 def git(folder, *words, **options):
     return subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True, **options).stdout
+
+
+def test_a_repository_with_reftables_is_told_how_it_can_be_read(tmp_path):
+    pygit2.init_repository(tmp_path)
+    (tmp_path / ".git/config").write_text(
+        "[core]\n\trepositoryformatversion = 1\n[extensions]\n\trefstorage = reftable\n"
+    )
+    with refused("`git clone --ref-format=files`"):
+        open_repository(tmp_path)
 
 
 @pytest.mark.slow

@@ -11,8 +11,9 @@ from scipy import sparse
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.split import Judgments, Split
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.evaluation.ranked_queries import RankedQueries, load_ranks
 from soft_trainer.evaluation.ranking import Ranking
-from soft_trainer.evaluation.results import RankedQueries, examples, load_ranks, save_ranks
+from soft_trainer.evaluation.results import examples, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput
 from soft_trainer.evaluation.significance import Comparison, Interval, compare_paired, reciprocal_ranks
 from soft_trainer.studies.compare import Pairing, SetComparison, compare_patterns, describe_sets, verdict

@@ -9,8 +9,9 @@ from datasets import Dataset
 from scipy import sparse
 
 from soft_trainer.criterion import Criterion
+from soft_trainer.data.columns import text_ids
 from soft_trainer.data.split import RelevantCodes, Split
-from soft_trainer.data.tokens import TokenColumn, text_ids
+from soft_trainer.data.tokens import TokenColumn
 from soft_trainer.encoders.encoding import Collator
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.training import targets as making
@@ -176,8 +177,7 @@ class TwoEach:
     """Hard negatives: two for every query, and four for query 5."""
 
     def columns(self, queries, codes, epoch):
-        added = [(row + n) % ROWS for row in queries for n in range(1, 5 if row == 5 else 3)]
-        return np.array(added, int), np.ones((len(queries), len(added)), dtype=bool)
+        return np.array([(row + n) % ROWS for row in queries for n in range(1, 5 if row == 5 else 3)], int)
 
 
 @pytest.mark.parametrize("gather", [True, False])

@@ -11,8 +11,9 @@ import pandas as pd
 from datasets import Dataset
 
 from soft_trainer.data.column_names import OWN_ID
-from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS, files_of, files_of_splits
+from soft_trainer.data.folders import SPLIT_NAMES, SPLITS, Files
 from soft_trainer.data.layouts.graded import split_of_grades
+from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import open_text, read_json_lines
@@ -21,12 +22,12 @@ from soft_trainer.terminal import print_on_main
 TEXT_FILES = ("corpus.jsonl", "queries.jsonl")
 
 
-def is_beir(folder: Path) -> bool:
+def finds(files: Files) -> bool:
     """Returns True if a folder has BEIR's layout: a corpus, queries and at least one file in `qrels`."""
-    return {*TEXT_FILES} <= files_of(folder).keys() and bool(_qrels(folder))
+    return {*TEXT_FILES} <= files.paths.keys() and bool(files.of_splits(_split_of))
 
 
-def load_beir(folder: str | Path) -> dict[str, Split]:
+def read(files: Files, context: Context) -> dict[str, Split]:
     """Reads train, valid and test from a BEIR folder. A split without judgments is skipped.
 
     A function's title, if any, is put before its text. A split contains the queries that have at least one relevant
@@ -37,27 +38,22 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
     Raises:
         UserError: a file cannot be read. The message gives the file and the line.
     """
-    folder = Path(folder)
-    corpus_file, query_file = map(files_of(folder).get, TEXT_FILES)
+    corpus_file, query_file = map(files.paths.get, TEXT_FILES)
     corpus_ids, corpus = _rows(corpus_file, "code")
     query_ids, queries = _rows(query_file, "docstring")
     corpus = corpus.add_column("url", corpus_ids)
     queries = queries.add_column(OWN_ID, query_ids)
     splits = {}
-    for split, path in _qrels(folder).items():
+    for split, (path, *_) in sorted(files.of_splits(_split_of).items(), key=lambda item: SPLITS.index(item[0])):
         grades = _grades(path, query_ids, corpus_ids)
         splits[split] = split_of_grades(queries, corpus, grades, path, judged_codes=split == "train")
     return splits
 
 
-def _qrels(folder: Path) -> dict[str, Path]:
-    """Returns the paths of the judgment files in `qrels`, keyed by split."""
-
-    def split_of(name: str) -> str | None:
-        return SPLIT_NAMES.get(name.removesuffix(".tsv")) if name.endswith(".tsv") else None
-
-    found = files_of_splits(folder / "qrels", split_of)
-    return {split: found[split][0] for split in SPLITS if split in found}
+def _split_of(name: str) -> str | None:
+    """Returns the split of a file of judgments, such as "valid" for `qrels/dev.tsv`, or None for other files."""
+    folder, _, base = name.removesuffix(".tsv").rpartition("/")
+    return SPLIT_NAMES.get(base) if folder and name.endswith(".tsv") else None
 
 
 def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
@@ -96,6 +92,8 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
     code_rows = {name: row for row, name in enumerate(code_ids)}
     grades = {}
     absent: dict[str, None] = {}
+    asked = set()
+    answered = set()
     for query, code, score in _lines(path):
         if query in query_rows and code in code_rows:
             grades[query_rows[query], code_rows[code]] = score
@@ -103,6 +101,14 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
             absent[f"query {query!r}"] = None
         elif score > 0:
             absent[f"document {code!r}"] = None
+        if query in query_rows and score > 0:
+            asked.add(query)
+            if code in code_rows:
+                answered.add(query)
+    if lost := len(asked) - len(answered):
+        use = "trained on" if path.name.startswith("train") else "measured"
+        reason = "none of their relevant documents is in the corpus"
+        print_on_main(f"{path}: {lost:,} of {len(asked):,} queries are not {use}: {reason}")
     if absent:
         print_on_main(f"{path}: ignored {len(absent):,} judged ids that have no text, such as {next(iter(absent))}")
     pairs = pd.DataFrame(grades.keys(), columns=["query", "code"])

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, Features, List, Value
+from datasets import Dataset, Features, List, Value
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import flat
+from soft_trainer.data.columns import without_empty
+from soft_trainer.data.folders import SPLITS, list_files
 from soft_trainer.data.languages import tables_in
-from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
-from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, read_file
+from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, read_tables
 from soft_trainer.data.plain_columns import concatenated
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
@@ -40,28 +41,17 @@ HUB_COLUMNS = {
 HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 
 
-def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDict:
-    """Reads splits from a folder with files such as `train.jsonl` or `test.jsonl.gz`. Caches and memory-maps the rows.
+def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> dict[str, Dataset]:
+    """Reads the tables of a folder, such as `train.jsonl` or `test.jsonl.gz`, without empty columns. Caches the rows.
 
     Args:
-        splits: the splits to read. A split without a file is skipped.
+        splits: the splits to return, if the folder has them.
 
     Raises:
-        UserError: a row is not a JSON object. The message gives the file and the row.
+        UserError: the rows cannot be read.
     """
-    files = files_of_splits(Path(folder), _split_of)
-    return DatasetDict({split: load_jsonl(files[split][0]) for split in splits if split in files})
-
-
-def load_jsonl(path: Path) -> Dataset:
-    """Reads a JSON Lines file, plain or gzipped, without empty columns (see `text_column`)."""
-    rows = read_file(path)
-    return rows.remove_columns([name for name in rows.column_names if rows.data.column(name).null_count == len(rows)])
-
-
-def _split_of(name: str) -> str | None:
-    split = name.removesuffix(".jsonl")
-    return split if name != split and split in SPLITS else None
+    tables = read_tables(list_files(folder))[0]
+    return {split: without_empty(tables[split]) for split in splits if split in tables}
 
 
 def load_hub(name: str, configuration: str | None = None, revision: str | None = None) -> dict[str, Dataset]:
@@ -93,7 +83,7 @@ def load_hub(name: str, configuration: str | None = None, revision: str | None =
         return named_splits(splits)
     loaded = load_folder(folder)
     if configuration is None:
-        return dict(loaded)
+        return loaded
     return tables_in(loaded, configuration, name)
 
 
@@ -106,7 +96,8 @@ def _pushed_folder(name: str, revision: str | None) -> Path | None:
         folder = Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError:  # without a network, `datasets` may still have a cached copy
         return None
-    return folder if files_of_splits(folder, _split_of) else None
+    names = list_files(folder).paths
+    return folder if any(f"{split}.jsonl" in names for split in SPLITS) else None
 
 
 def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str, Split]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pandas as pd
 from datasets import Dataset
 
-from soft_trainer.data.layouts.files import SPLIT_NAMES, files_of_splits
+from soft_trainer.data.folders import SPLIT_NAMES, Files
 from soft_trainer.data.layouts.graded import entries_of, graded_split, parsed, parsed_list, query_row, split_of_grades
+from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 
@@ -27,25 +29,25 @@ _COSQA_CODES = ("code_idx_map.json", "code_idx_map.txt")
 _LANGUAGE = "python"
 
 
-# ---- CoSQA and CoSQA+ ----
+def finds(files: Files) -> bool:
+    """Returns True if a folder has any file of CoSQA."""
+    return any(_cosqa_name(name) or name in _COSQA_CODES for name in files.paths)
 
 
-def load_cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
-    """Reads CoSQA's splits from a folder, if any. A function's id is its number in `code_idx_map`.
+def read(files: Files, context: Context) -> dict[str, Split]:
+    """Reads CoSQA's splits. A function's id is its number in `code_idx_map`. The corpus of train has judged functions.
 
-    Args:
-        files: the result of `files_of` for the folder.
+    Raises:
+        UserError: a file is missing or cannot be read, or a query's function is unknown.
     """
-    found = files_of_splits(folder, _cosqa_name)
-    codes = files.get(_COSQA_CODES[0]) or files.get(_COSQA_CODES[1])
-    if not (found or codes):
-        return {}
+    found = files.of_splits(_cosqa_name)
+    codes = files.paths.get(_COSQA_CODES[0]) or files.paths.get(_COSQA_CODES[1])
     if found:
         missing = "code_idx_map.txt (or .json)"
     else:
         missing = "cosqa-retrieval-dev*.json or -test*.json"
     if codes is None or not found:
-        raise UserError(f"{folder}: CoSQA also needs {missing}, plain or as .gz")
+        raise UserError(f"{files.source}: CoSQA also needs {missing}, plain or as .gz")
     numbers = entries_of(codes, dict)
     row_of = {int(number): row for row, number in enumerate(numbers.values())}
     if len(row_of) < len(numbers):
@@ -85,19 +87,21 @@ def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_
     return split_of_grades(Dataset.from_list(list(rows)), corpus, grades, path, judged_codes)
 
 
-def load_cosqa_plus(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
-    """Reads the queries, the corpus and the relevant pairs of CoSQA+ from a folder, if any, as the split `test`.
+def finds_plus(files: Files) -> bool:
+    """Returns True if a folder has any file of CoSQA+."""
+    return not files.paths.keys().isdisjoint(itertools.chain.from_iterable(_PLUS))
 
-    Args:
-        files: the result of `files_of` for the folder.
+
+def read_plus(files: Files, context: Context) -> dict[str, Split]:
+    """Reads the queries, the corpus and the relevant pairs of CoSQA+ as the split `test`.
+
+    Raises:
+        UserError: a file is missing or cannot be read.
     """
-    names = max(_PLUS, key=lambda names: len(files.keys() & {*names}))
-    missing = [name for name in names if name not in files]
-    if len(missing) == len(names):
-        return {}
-    if missing:
-        raise UserError(f"{folder}: CoSQA+ also needs {' and '.join(missing)}, plain or as .gz")
-    queries, codes, pairs = map(files.get, names)
+    names = max(_PLUS, key=lambda names: len(files.paths.keys() & {*names}))
+    if missing := [name for name in names if name not in files.paths]:
+        raise UserError(f"{files.source}: CoSQA+ also needs {' and '.join(missing)}, plain or as .gz")
+    queries, codes, pairs = map(files.paths.get, names)
     texts = {number: (_LANGUAGE, text, number) for number, text in _numbered(queries, "query").items()}
     corpus = _corpus(codes, _numbered(codes, "code"))
     labels = parsed_list(pairs, lambda row: (int(row["query-idx"]), str(int(row["code-idx"])), int(row["label"])))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +18,20 @@ from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.data.column_names import NEGATIVE, POSITIVES, is_list_text
-from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of, files_of_splits
+from soft_trainer.data.folders import (
+    ACCEPTED,
+    OTHER_FILES,
+    SPLIT_NAMES,
+    SPLITS,
+    Files,
+    check_names,
+    format_of,
+    name_skipped,
+    row_files,
+    split_of,
+)
+from soft_trainer.data.layouts.beir import finds as is_beir
+from soft_trainer.data.make_splits import Context, splits_of_tables
 from soft_trainer.data.plain_columns import (
     AT_ONCE,
     class_names,
@@ -30,6 +42,7 @@ from soft_trainer.data.plain_columns import (
     with_plain_text,
     write_tables,
 )
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
     open_bytes,
@@ -39,15 +52,8 @@ from soft_trainer.files import (
     uncompressed_name,
 )
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
-from soft_trainer.terminal import print_on_main
 
-FORMATS = {
-    ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv",
-    ".parquet": "parquet",
-}  # fmt: skip
 SEPARATORS = {"csv": ",", "tsv": "\t"}
-OTHER_FILES = ("relevance.jsonl", "annotationStore.csv")  # judgments, which `shell/evaluation_sets.py` reads
-ACCEPTED = "JSON Lines, CSV, TSV or Parquet"
 TABLE_FORMAT = 2  # raise it if the same file gives other rows
 # Parts of error messages of `datasets` and Arrow about missing rows: of an empty saved data set, of an empty file.
 WITHOUT_ROWS = ("corresponds to no data", "list index out of range", "Parquet file size is 0 bytes")
@@ -55,29 +61,27 @@ logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # it 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def format_of(name: str) -> str | None:
-    """Returns the format that a file's name implies ("json", "csv", "tsv" or "parquet"), or None for other files."""
-    return FORMATS.get(Path(uncompressed_name(name)).suffix.lower())
+def finds(files: Files) -> bool:
+    """Returns True if a folder has files of train, valid or test, or was written by `save_to_disk`."""
+    if is_beir(files):  # its corpus has other columns
+        return False
+    return files.is_saved() or not {*map(split_of, files.paths)} <= {"codebase", None}
 
 
-def split_of(name: str) -> str | None:
-    """Returns the split that a file's name refers to, such as "valid" for `dev.csv`, or None for other names."""
-    return SPLIT_NAMES.get((_base(name) or "").lower())
+def read(files: Files, context: Context) -> dict[str, Split]:
+    """Reads the splits of a file, of a folder of files, or of a folder written by `save_to_disk`.
 
-
-def _base(name: str) -> str | None:
-    """Strips the endings and the shard number from a file name: `train-00000-of-00002.parquet` becomes `train`.
-
-    Returns:
-        The rest of the name, or None if the file does not contain rows.
+    Raises:
+        UserError: the rows cannot be read, or `splits_of_tables` fails.
     """
-    if format_of(name):
-        return SHARD.sub("", name.split(".")[0])
-    return None
+    tables, paths, named = read_tables(files)
+    if "train" not in context.needed and {*tables} <= {"train", "codebase"} and {*OTHER_FILES} & {*files.paths}:
+        return {}  # the folder's judged queries are measured
+    return splits_of_tables(tables, str(files.source), context, paths, named)
 
 
-def read_splits(path: Path) -> tuple[dict[str, Dataset], dict[str, str], bool]:
-    """Reads rows from a file, a folder of files, or a folder written by `save_to_disk`.
+def read_tables(files: Files) -> tuple[dict[str, Dataset], dict[str, str], bool]:
+    """Reads the tables of a file, of a folder of files, or of a folder written by `save_to_disk`.
 
     Returns:
         The rows, keyed by split; the path of each split's file, for messages, without splits of several files; and
@@ -86,21 +90,24 @@ def read_splits(path: Path) -> tuple[dict[str, Dataset], dict[str, str], bool]:
     Raises:
         UserError: the rows cannot be read.
     """
-    files: dict[str, list[Path]] = {}
-    with _reading(path):
-        if any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
-            loaded = load_from_disk(str(path))
+    source = files.source
+    if files.is_saved():
+        with _reading(source):
+            loaded = load_from_disk(str(source))
             named = isinstance(loaded, dict)
-        else:
-            files = row_files(path)
-            if not files:
-                raise UserError(f"{path}: no rows; expected {ACCEPTED} files, such as train.jsonl or rows.csv")
-            named = split_of(next(iter(files.values()))[0].name) is not None
-            loaded = {split: concatenated(list(map(read_file, paths))) for split, paths in files.items()}
-    splits = named_splits(loaded if isinstance(loaded, dict) else {"train": loaded})
-    if files and path.is_dir():
-        _name_skipped(path, files)
-    return splits, {split: str(paths[0]) for split, paths in files.items() if len(paths) == 1}, named
+            return named_splits(loaded if named else {"train": loaded}), {}, named
+    paths = row_files(files)
+    if not paths:
+        raise UserError(f"{source}: no rows; expected {ACCEPTED} files, such as train.jsonl or rows.csv")
+    tables = {split: table_of_files(paths[split]) for split in SPLITS if split in paths}
+    name_skipped(files, paths)
+    named = split_of(next(iter(paths.values()))[0].name) is not None
+    return tables, {split: str(of_split[0]) for split, of_split in paths.items() if len(of_split) == 1}, named
+
+
+def table_of_files(paths: Sequence[Path]) -> Dataset:
+    """Reads the shards of one split, or several files without the name of a split."""
+    return with_plain_text(concatenated(list(map(read_file, paths))))
 
 
 def named_splits(loaded: Mapping[str, Dataset]) -> dict[str, Dataset]:
@@ -129,41 +136,6 @@ def _reading(source: str | Path) -> Iterator[None]:
         if any(words in reason for words in WITHOUT_ROWS):
             reason = "it has no rows"
         raise UserError(f"{source}: cannot be read: {reason}") from error
-
-
-def row_files(source: Path) -> dict[str, list[Path]]:
-    """Returns the paths of the row files in a folder, or of a single file, keyed by split.
-
-    If no file is named after a split, all files belong to train. Otherwise, files with other names are skipped.
-
-    Raises:
-        UserError: two files belong to the same split but are not shards, or their names differ only in the format.
-    """
-    if not source.is_dir():
-        split = split_of(source.name) or "train"
-        return {split: [source]} if format_of(source.name) else {}
-    named = files_of_splits(source, split_of)
-    if named:
-        check_spelling([path for name, path in files_of(source).items() if format_of(name)], named)
-        return named
-    unnamed = list(itertools.chain.from_iterable(files_of_splits(source, _base).values()))
-    return {"train": unnamed} if unnamed else {}
-
-
-def _name_skipped(folder: Path, files: Mapping[str, list[Path]]) -> None:
-    """Prints the files in a folder that seem to contain rows but are not read (`files`), such as `test.xlsx`."""
-    read = set(itertools.chain.from_iterable(files.values()))
-    skipped = []
-    for name, path in files_of(folder).items():
-        of_split = SHARD.sub("", name.split(".")[0]).lower() in SPLIT_NAMES
-        of_rows = format_of(name) and Path(name).suffix != ".json"
-        if path not in read and name not in OTHER_FILES and (of_split or of_rows) and Path(name).suffix != ".txt":
-            skipped.append(path.name)
-    if skipped:
-        print_on_main(
-            f"{folder}: not reading {', '.join(skipped)}; rows are in {ACCEPTED} files named after a split "
-            "(train, valid, test, codebase), or in files of which none is"
-        )
 
 
 def read_file(path: Path) -> Dataset:

@@ -32,7 +32,8 @@ Returns:
         or None if it is unknown.
 
 Examples:
-    >>> mrr = evaluate.load("soft_trainer/metrics/mrr")
+    >>> from soft_trainer.metrics import load_mrr
+    >>> mrr = load_mrr()
     >>> mrr.compute(predictions=[[0.9, 0.1, 0.4], [0.2, 0.8, 0.8]], references=[0, 2])
     {'mrr': 0.75, 'queries': 2, 'pool_size': 3}
     >>> mrr.compute(predictions=[1, 4], references=[1000, 1000])

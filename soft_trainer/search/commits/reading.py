@@ -7,15 +7,18 @@ looks up where the functions are now.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
+import time
 from collections import Counter
 from dataclasses import asdict, dataclass
-from itertools import islice
+from functools import partial
 
 import numpy as np
 
 from soft_trainer.errors import UserError
-from soft_trainer.mining.changes import INCOMPLETE, Change, ChangeReader
+from soft_trainer.mining.changes import INCOMPLETE, SHALLOW_END, ChangeReader
+from soft_trainer.search.commits.cache import CommitCache, ParsedCommit, open_cache
 from soft_trainer.search.commits.memory import CommitMemory, choose_weight
 from soft_trainer.search.index import store
 from soft_trainer.search.index.parsing import MAX_COUNT
@@ -28,7 +31,7 @@ PARSE_SECONDS = 2.0  # a file that takes longer counts as having no functions
 MIN_SHOWN = 200  # fewer commits are read without a progress bar
 MAX_GROWTH = 0.1  # the weight is tuned again when the number of commits has grown by this fraction
 LATEST_DATE = 253_402_300_799  # the end of the year 9999; a commit may claim any date
-_AT_ONCE = 200  # commits to write in one transaction
+_AT_ONCE = 50  # commits to write in one transaction
 
 
 @dataclass
@@ -72,24 +75,36 @@ class State:
 
 
 def remember(
-    database: sqlite3.Connection, repository: str, prefix: str, progress: bool = False, tip: str | None = None
+    database: sqlite3.Connection,
+    repository: str,
+    prefix: str,
+    progress: bool = False,
+    tip: str | None = None,
+    seconds: float = math.inf,
 ) -> list[str]:
     """Reads new commits from a repository. Tunes the weight again if the number of commits changed a lot.
 
     Args:
         prefix: the path of the indexed folder in the repository.
         tip: the commit whose tree is in the folder. By default, HEAD.
+        seconds: about how long to read. The next call continues, and until the end no search uses the new commits.
 
     Returns:
         Notices for the user about problems.
     """
     problems = []
     try:
-        read_commits(database, repository, prefix, tip, progress)
+        read_commits(database, repository, prefix, tip, progress, seconds)
     except UserError as error:
         problems.append(f"New commits were not read: {error}")
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     state = State.of(database)
+    if state and state.target:
+        print_on_main(
+            f"{state.read:,} commits were read, and later searches continue; `soft-trainer index DIR` reads the "
+            "others now, and `soft-trainer index DIR --history false` reads none"
+        )
+        return problems
     if state and state.unreadable:
         lacking = f"skipped {state.unreadable:,} of {state.read:,} commits, because objects are missing"
         problems.append(f"{lacking}; {git.REFETCH}, then index with history=False and with history=True")
@@ -103,18 +118,26 @@ def remember(
     return problems
 
 
-def read_commits(database: sqlite3.Connection, repository: str, prefix: str, tip: str | None, progress: bool) -> None:
+def read_commits(
+    database: sqlite3.Connection,
+    repository: str,
+    prefix: str,
+    tip: str | None,
+    progress: bool,
+    seconds: float = math.inf,
+) -> None:
     """Reads the commits made since the last call, and deletes commits that have left the history, as after a rebase.
 
     Args:
         prefix: the path of the indexed folder in the repository.
         tip: the newest commit. By default, HEAD.
+        seconds: about how long to read. The next call continues.
 
     Raises:
         UserError: the repository cannot be read, or an object is missing.
     """
     with git.reporting_missing_objects(repository):
-        reader = ChangeReader(repository, seconds=PARSE_SECONDS)
+        reader = ChangeReader(repository, seconds=PARSE_SECONDS, names_only=True)
         opened = reader.repository
         tip = tip or str(opened.head.target)
         source = [prefix, git.shallow_ends(repository)]
@@ -125,16 +148,20 @@ def read_commits(database: sqlite3.Connection, repository: str, prefix: str, tip
             forget(database)
         if state.head == tip and not state.target:
             return
-        while state.head != tip or state.target:
-            if not state.target:
-                gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
-                with store.transaction(database):
-                    for table in ("commits", "renames"):
-                        database.executemany(f"DELETE FROM {table} WHERE id = ?", ((commit,) for commit in gone))
-                    state.read -= len(gone)
-                    state.target = tip
-                    state.save(database)
-            _read_to_target(reader, database, state, progress)
+        deadline = time.monotonic() + seconds
+        with open_cache(repository) as cache:
+            cache.forget_missing(opened)
+            while state.head != tip or state.target:
+                if not state.target:
+                    gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
+                    with store.transaction(database):
+                        for table in ("commits", "renames"):
+                            database.executemany(f"DELETE FROM {table} WHERE id = ?", ((commit,) for commit in gone))
+                        state.read -= len(gone)
+                        state.target = tip
+                        state.save(database)
+                if not _read_to_target(reader, cache, database, state, progress, deadline):
+                    return
         with store.transaction(database):
             state.kept = _write_postings(database)
             state.save(database)
@@ -148,38 +175,60 @@ def forget(database: sqlite3.Connection) -> None:
         database.execute("DELETE FROM meta WHERE key = 'memory'")
 
 
-def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: State, progress: bool) -> None:
-    """Reads the commits between `head` and `target` in groups, so that little work is lost on interruption."""
+def _read_to_target(
+    reader: ChangeReader,
+    cache: CommitCache,
+    database: sqlite3.Connection,
+    state: State,
+    progress: bool,
+    deadline: float,
+) -> bool:
+    """Reads the commits between `head` and `target` in groups, so that little work is lost on interruption.
+
+    Returns False if the deadline has passed before the last group.
+    """
     waiting = git.commits_oldest_first(reader.repository, state.target, state.head)[state.done :]
     label = None
     if progress and len(waiting) >= MIN_SHOWN:
         label = "Reading commits"
         print_on_main(f"reading {len(waiting):,} commits, which later searches use; Ctrl-C is safe")
     with Progress(label, len(waiting), "commit") as bar:
-        changes = (reader.read_if_complete(commit) for commit in waiting)
-        while some := list(islice(changes, _AT_ONCE)):
+        for start in range(0, len(waiting), _AT_ONCE):
+            some = waiting[start : start + _AT_ONCE]
+            parsed = cache.read(some, partial(_parse, reader))
             with store.transaction(database):
-                for change in some:
-                    _keep(change, reader, database, state)
+                for commit, found in zip(some, parsed, strict=True):
+                    _keep(commit, found, database, state)
                 state.save(database)
             bar.update(len(some))
+            if time.monotonic() > deadline and start + _AT_ONCE < len(waiting):
+                return False
     state.head = state.target
     state.target = ""
     state.done = 0
+    return True
 
 
-def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
+def _parse(reader: ChangeReader, commit: str) -> ParsedCommit:
+    """Parses what a commit changes. The result is empty if an object is missing."""
+    change = reader.read_if_complete(commit)
+    if change.outcome == INCOMPLETE:
+        return ParsedCommit(missing=INCOMPLETE)
+    functions = list(dict.fromkeys((row["path"], composed(row["func_name"])) for row in change.functions))
+    date = min(max(git.read_object(reader.repository, commit).commit_time, 0), LATEST_DATE)
+    missing = SHALLOW_END if change.outcome == SHALLOW_END else ""
+    return ParsedCommit(date, change.query[:MAX_SUBJECT], functions, change.renames, missing)
+
+
+def _keep(commit: str, parsed: ParsedCommit, database: sqlite3.Connection, state: State) -> None:
     """Stores a commit's functions and renames, and updates the state."""
     # Functions and renames outside the indexed folder are stored too, because a file may move into the folder later.
-    functions = list(dict.fromkeys((row["path"], composed(row["func_name"])) for row in change.functions))
-    if functions:
-        date = git.read_object(reader.repository, change.commit).commit_time
-        date = min(max(date, 0), LATEST_DATE)
-        values = state.number, change.commit, date, change.query[:MAX_SUBJECT], json.dumps(functions)
+    if parsed.functions:
+        values = state.number, commit, parsed.date, parsed.subject, json.dumps(parsed.functions)
         database.execute("INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?, ?)", values)
-    for old, new in change.renames:
-        database.execute("INSERT OR REPLACE INTO renames VALUES (?, ?, ?, ?)", (old, state.number, new, change.commit))
-    state.unreadable += change.outcome == INCOMPLETE
+    for old, new in parsed.renames:
+        database.execute("INSERT OR REPLACE INTO renames VALUES (?, ?, ?, ?)", (old, state.number, new, commit))
+    state.unreadable += parsed.missing == INCOMPLETE
     state.number += 1
     state.read += 1
     state.done += 1

@@ -52,7 +52,9 @@ _ORDINARY = re.compile(
 # Reasons to skip a folder that an `include` pattern overrides.
 _OVERRIDDEN = ("vendored", "made by a tool", "linked worktree")
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # surrogates represent bytes that cannot be decoded
-Stat = tuple[int, int]  # the size in bytes, and the time of the last change in ns
+# The size in bytes, and the times of the last change of the content and of the file in ns. A program can set the first
+# time back (`rsync -t`, `touch -r`), but not the second one, which Windows lacks.
+Stat = tuple[int, int, int]
 
 
 def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = ()) -> Listing:
@@ -147,7 +149,7 @@ class Listing:
         if reason:
             self.skipped[path] = reason
         else:
-            self.files[path] = status.st_size, status.st_mtime_ns
+            self.files[path] = file_stat(status)
         return False
 
     def _add_ignored(self, prefix: str, ignored: list[str]) -> None:
@@ -241,6 +243,11 @@ class Listing:
 
 def _matches(path: str, patterns: list[re.Pattern[str]]) -> bool:
     return any(pattern.fullmatch(composed(path)) for pattern in patterns)
+
+
+def file_stat(status: os.stat_result) -> Stat:
+    """Returns what tells whether a file has changed."""
+    return status.st_size, status.st_mtime_ns, 0 if os.name == "nt" else status.st_ctime_ns
 
 
 def maybe_vendored(path: str) -> bool:

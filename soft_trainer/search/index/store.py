@@ -34,7 +34,7 @@ SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, histor
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
 MEMORY_LOCK = "memory.lock"
-FORMAT = 16  # increases when chunks, terms, languages or the schema change, so that indexes are built again
+FORMAT = 17  # increases when chunks, terms, languages or the schema change, so that indexes are built again
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 DAMAGED = "damaged"  # an empty file that a search leaves, so that `soft-trainer index` makes the index again
@@ -48,10 +48,11 @@ MAX_SEGMENTS = 8
 SEGMENT_CHUNKS = 2000  # a smaller index has one segment
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
-CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, changed INTEGER, language TEXT,
-                    count INTEGER, digest BLOB);
+CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, modified INTEGER, changed INTEGER,
+                    language TEXT, count INTEGER, digest BLOB);
 CREATE TABLE contents (file INTEGER PRIMARY KEY, chunks TEXT, text BLOB);
-CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT, size INTEGER, changed INTEGER) WITHOUT ROWID;
+CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT, size INTEGER, modified INTEGER, changed INTEGER)
+                      WITHOUT ROWID;
 CREATE TABLE segments (id INTEGER PRIMARY KEY, lengths BLOB, owners BLOB, kinds BLOB, digests BLOB, languages BLOB,
                        traits BLOB);
 CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB,
@@ -89,6 +90,11 @@ def default_index_dir(folder: str | Path) -> Path:
     real = os.path.realpath(folder)
     name = re.sub(r"\W", "-", os.path.basename(real))[:40]
     return cache_dir() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
+
+
+def commit_caches() -> Path:
+    """Returns the folder with the parsed commits of all repositories; see `search/commits/cache.py`."""
+    return cache_dir() / "commits"
 
 
 def find_index_dir(folder: str | Path) -> Path | None:

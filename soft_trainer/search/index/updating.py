@@ -45,25 +45,25 @@ class Changes(NamedTuple):
 
 
 def find_changes(database: sqlite3.Connection, folder: str, patterns: dict[str, list[str]]) -> Changes:
-    """Finds the files in a tree whose size or modification time differs from the index.
+    """Finds the files in a tree whose size or time of change differs from the index.
 
     Args:
         patterns: the patterns for files to `exclude` and to `include`.
     """
     listing = list_tree(folder, **patterns)
     listing.skipped = {store.storable(path): why for path, why in listing.skipped.items()}
-    rows = database.execute("SELECT path, size, changed FROM files")
-    known: dict[str, Stat | None] = {path: (size, time) for path, size, time in rows}
+    rows = database.execute("SELECT path, size, modified, changed FROM files")
+    known: dict[str, Stat | None] = {path: (size, modified, changed) for path, size, modified, changed in rows}
     by_name = {}
-    for path, why, size, time in database.execute("SELECT path, reason, size, changed FROM skipped"):
-        if size is None:
+    for path, why, *status in database.execute("SELECT path, reason, size, modified, changed FROM skipped"):
+        if status[0] is None:
             by_name[path] = why
         elif (why in _UNSTABLE and os.access(os.path.join(folder, path), os.R_OK)) or (
             why == MINIFIED and path in listing.included
         ):
-            known[path] = None  # a change of permissions changes neither size nor time, or the pattern is new
+            known[path] = None  # folder permissions leave no trace in the file, or the pattern is new
         else:
-            known[path] = (size, time)
+            known[path] = tuple(status)
     changed = []
     removed = []
     if known != listing.files:  # takes a tenth of the time of looking for the differences
@@ -79,7 +79,7 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
         _remove(database, changes.removed)
         database.execute("DELETE FROM skipped WHERE size IS NULL")
         by_name = changes.listing.skipped.items()
-        database.executemany("INSERT INTO skipped VALUES (?, ?, NULL, NULL)", by_name)
+        database.executemany("INSERT INTO skipped VALUES (?, ?, NULL, NULL, NULL)", by_name)
     rows = database.execute("SELECT path, digest, language FROM files").fetchall()
     indexed = {path: (digest, language) for path, digest, language in rows}
     vocabulary = defaultdict(count().__next__)
@@ -140,9 +140,10 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
         for batch in batches:
             _remove(database, [*batch.skipped, *(row[0] for row in batch.files)])
             for path in batch.touched:
-                database.execute("UPDATE files SET size = ?, changed = ? WHERE path = ?", (*stats[path], path))
+                update = "UPDATE files SET size = ?, modified = ?, changed = ? WHERE path = ?"
+                database.execute(update, (*stats[path], path))
             for path, why in batch.skipped.items():
-                database.execute("INSERT INTO skipped VALUES (?, ?, ?, ?)", (path, why, *stats[path]))
+                database.execute("INSERT INTO skipped VALUES (?, ?, ?, ?, ?)", (path, why, *stats[path]))
         known = store.get_meta(database, "languages", [])
         number, file, first = store.count_stored(database)
         owners = []
@@ -152,7 +153,7 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
             numbers.append(batch.chunk + len(owners) + first)
             for path, language, chunks, digest, spans, text in batch.files:
                 values = file, path, *stats[path], language, chunks, digest
-                database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
                 database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, spans, text))
                 if language not in known:
                     known.append(language)

@@ -7,19 +7,13 @@ import unicodedata
 from collections import defaultdict
 from functools import lru_cache
 
-from soft_trainer.source.names import identifier_words
+from soft_trainer.source.names import UNSPACED, identifier_words
 
 WORD = re.compile(r"\w+")  # identifiers stay whole: `self.parse_url` gives `self` and `parse_url`
 # Longer words without `_` are usually hashes or encoded data.
 MAX_WORD = 64
-# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese kana, and Chinese characters; and Korean,
-# which has no space between a word and its particle.
-_UNSPACED = (
-    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff"
-    r"\U00020000-\U0003ffff"
-)
-_UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+")
-_RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
+_UNSPACED_RUN = re.compile(f"[{UNSPACED}]+")
+_RUN = re.compile(f"[{UNSPACED}]+|[^{UNSPACED}]+")
 # These words say nothing about the code, but would get a high weight, because they are rare in code.
 STOP_WORDS = frozenset(
     """a an and any are as at be been but by can could did do does for from had has have how i in into is it its

@@ -16,9 +16,9 @@ from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.searching import Search
 from soft_trainer.source.repositories import head_time, repository_of
 
-# Looking for changed files takes at most a tenth of the time, unless the last look was over five seconds ago.
-CHECK_SHARE = 0.1
-CHECK_SECONDS = 5.0
+# A look for changed files comes before every search, unless a look takes longer than this many seconds.
+CHECK_ALWAYS = 0.5
+CHECK_SECONDS = 5.0  # from one look at such a large tree to the next
 
 
 class ServedIndex:
@@ -46,14 +46,14 @@ class ServedIndex:
         return self._answer(partial(self.index.similar, path, line, limit))
 
     def text_of(self, path: str) -> str | None:
-        """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
+        """Returns the text of a file as it is now, or None if the file is not in the index."""
         with self.lock:
-            self._refresh()
+            self._refresh(self.index.full_path(path))
             return self.index.text_of(path)
 
-    def _refresh(self) -> None:
+    def _refresh(self, path: str = "") -> None:
         for keeper in self.keepers:
-            keeper.refresh()
+            keeper.refresh(path)
 
     def _answer(self, ask: Callable[..., list[SearchResult]]) -> tuple[list[SearchResult], list[str]]:
         with self.lock:
@@ -75,6 +75,7 @@ class _Keeper:
         self.update = update
         self.lexical = lexical
         self.next_check = 0.0
+        self.looked = True
         self.loaded = threading.Event()
         self.work = threading.Event()
         self.problem = ""
@@ -94,30 +95,39 @@ class _Keeper:
         return bool(self.new_model or self.index.model)
 
     def take_notices(self, was_ready: bool) -> list[str]:
-        """Returns notices about the encoder, and clears the index's notices."""
+        """Returns notices about the encoder and about a look that was put off, and clears the index's notices."""
         self.index.notices = []
+        found = []
+        if self.update and not self.looked:
+            found.append(f"changes of the last {CHECK_SECONDS:g} seconds may be missing, because the tree is large")
         if self.lexical or not self._has_encoder():
-            return []
+            return found
         if not was_ready:
-            return [f"searching only by words: {self.problem or 'the encoder is being loaded'}"]
-        return [f"new chunks are not encoded: {self.problem}"] if self.problem else []
+            found.append(f"searching only by words: {self.problem or 'the encoder is being loaded'}")
+        elif self.problem:
+            found.append(f"new chunks are not encoded: {self.problem}")
+        return found
 
-    def refresh(self) -> None:
-        """Reads changed files, unless the last check was recent, because checking a large tree is slow.
+    def refresh(self, path: str) -> None:
+        """Reads changed files, unless the last look at a large tree was recent.
 
         An index that has been deleted is made again at once.
+
+        Args:
+            path: a file that is read, whose change is always noticed, or "".
         """
         self._start_encoder()
-        started = time.monotonic()
         deleted = self.index.is_deleted()
-        if self.update and (deleted or started >= self.next_check):
+        due = deleted or time.monotonic() >= self.next_check
+        self.looked = due or self.index.is_outdated(path)
+        if self.update and self.looked:
             self.index.refresh(encode=False)
             if deleted:  # it was made again, without commits
                 self.commits_read = -1
             self._remember()
             self.work.set()
-            ended = time.monotonic()
-            self.next_check = ended + min((ended - started) / CHECK_SHARE, CHECK_SECONDS)
+            if self.index.look_seconds > CHECK_ALWAYS:
+                self.next_check = time.monotonic() + CHECK_SECONDS
 
     def _remember(self) -> None:
         """Reads new commits in a separate process, so that searches do not have to wait."""

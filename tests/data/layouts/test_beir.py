@@ -9,7 +9,8 @@ import torch
 from refusals import refused
 
 from soft_trainer import load_rows
-from soft_trainer.data.layouts.beir import is_beir, load_beir
+from soft_trainer.data.folders import list_files
+from soft_trainer.data.layouts import BEIR
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.results import metrics_table
@@ -39,8 +40,8 @@ def folder(tmp_path):
 
 
 def test_the_judgments_of_each_file_are_a_split(folder, capsys):
-    assert is_beir(folder) and not is_beir(folder.parent)
-    splits = load_beir(folder)
+    assert BEIR.finds(list_files(folder)) and not BEIR.finds(list_files(folder.parent))
+    splits = load_rows(folder)
     assert list(splits) == ["train", "test"]
     test = splits["test"]
     assert test.queries["docstring"][:] == ["adds 1 to x", "adds 2 to x"]
@@ -118,7 +119,7 @@ def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(fold
 def test_what_cannot_be_read_is_named(folder, name, text, words):
     (folder / name).write_text(text)
     with refused(words):
-        load_beir(folder)
+        load_rows(folder)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +132,11 @@ def test_what_cannot_be_read_is_named(folder, name, text, words):
     ],
 )
 def test_judged_ids_without_a_text_are_counted_and_skipped(folder, capsys, line, ignored):
-    before = load_beir(folder)["test"]
+    before = load_rows(folder)["test"]
     path = folder / "qrels" / "test.tsv"
     path.write_text(path.read_text() + line)
     capsys.readouterr()
-    test = load_beir(folder)["test"]
+    test = load_rows(folder)["test"]
     assert test.fingerprint() == before.fingerprint()
     assert (ignored or "test.tsv: 1 of 3") in (err := capsys.readouterr().err) and ("ignored" in err) == bool(ignored)
 

@@ -16,6 +16,7 @@ from soft_trainer.data.layouts import codesearchnet as hub_layout
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.shell.evaluation_sets import load_evaluation_sets
+from soft_trainer.shell.rows import load_data
 
 HEAD = "query-id\tcorpus-id\tscore\n"
 ALL = {"train": 20, "valid": 5, "test": 5}
@@ -204,9 +205,6 @@ def read(tmp_path, monkeypatch):
     def run(layout: str, splits: dict, packed: bool = False, plain: bool = True) -> dict:
         if layout in FILES:
             write_files(FILES[layout](splits), packed, plain)
-        if layout == "annotations":
-            (split,) = load_evaluation_sets(DataArguments(eval_data_dir=str(tmp_path)), EncoderProfile()).values()
-            return {"test": split}
         if layout == "frame":
             return load_rows(pd.DataFrame(named([row for rows in splits.values() for row in rows])))
         columns = named(splits["train"])[0]
@@ -259,6 +257,36 @@ def test_a_split_may_be_missing(read, layout):
     splits = good_rows()
     del splits["valid"]
     assert sizes(read(layout, splits)) == {"train": 20, "test": 5}
+
+
+@pytest.mark.parametrize("layout", FILES)
+def test_a_folder_is_the_same_in_python_in_the_shell_and_as_an_evaluation_set(read, tmp_path, layout):
+    splits = read(layout, good_rows())
+    of_shell = load_data(DataArguments(data_dir=str(tmp_path)), EncoderProfile(), needed=("test",))
+    assert of_shell["test"].fingerprint() == splits["test"].fingerprint()
+    sets = load_evaluation_sets(DataArguments(data_dir=str(tmp_path), eval_data_dir=str(tmp_path)), EncoderProfile())
+    expected = {tmp_path.name: "test"}
+    if layout in ("beir", "cosqa"):  # both of their sets are judged
+        expected = {f"{tmp_path.name}-dev": "valid", f"{tmp_path.name}-test": "test"}
+    assert {name: splits[split].fingerprint() for name, split in expected.items()} == {
+        name: split.fingerprint() for name, split in sets.items()
+    }
+
+
+def test_rows_and_judged_queries_of_one_folder_are_all_read(tmp_path):
+    files = annotations(good_rows()) | codesearchnet(good_rows())
+    files["codebase.jsonl"] = files["test.jsonl"]
+    for name in ("train.jsonl", "test.jsonl", "codebase.jsonl", "relevance.jsonl"):
+        (tmp_path / name).write_text(files[name])
+    splits = load_rows(tmp_path)
+    sets = load_evaluation_sets(DataArguments(data_dir=str(tmp_path), eval_data_dir=str(tmp_path)), EncoderProfile())
+    of_shell = load_data(DataArguments(data_dir=str(tmp_path)), EncoderProfile(), needed=("train", "test"))
+    assert [*splits] == [*of_shell] == ["train", "test"]
+    assert sets[f"{tmp_path.name}-test"].fingerprint() == splits["test"].fingerprint()
+    for name in ("train.jsonl", "test.jsonl"):
+        (tmp_path / name).unlink()
+    judged = load_rows(tmp_path)["test"]
+    assert sets[f"{tmp_path.name}-relevance"].fingerprint() == judged.fingerprint() and judged.judgments.gain
 
 
 @pytest.mark.parametrize("layout", EXPECTED)

@@ -6,12 +6,12 @@ import pytest
 from datasets import Dataset, DatasetDict, Features
 from refusals import refused
 
+from soft_trainer.data.folders import SPLITS
 from soft_trainer.data.layouts import codesearchnet, published
 from soft_trainer.data.layouts.codesearchnet import FEATURES, load_folder, select_by_urls
-from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.data.load import load_rows, make_splits
 from soft_trainer.data.row_checks import check_split
-from soft_trainer.data.tokens import side_texts
+from soft_trainer.data.tokens import encoder_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 
 COLUMNS = "repo path func_name original_string language code code_tokens docstring docstring_tokens url partition"
@@ -52,7 +52,7 @@ def test_other_columns_are_kept_and_blank_lines_skipped(write_folder, rows):
     row = rows[0] | {"code_tokens": "def f ( )", "docstring_tokens": "sort a list", "stars": 7, "none": None}
     train = load_rows(write_folder(train=[row]))["train"]
     assert train.queries["stars"][:] == [7] and "none" not in train.queries.column_names
-    assert [*side_texts(train.corpus, "code", EncoderProfile())] == ["def f ( )"]
+    assert [*encoder_texts(train.corpus, "code", EncoderProfile())] == ["def f ( )"]
     codes = ["a = '\u2028\x0c\x85'", "b = 'é😀'"]  # some programs break lines at these characters; JSON Lines does not
     lines = [json.dumps(row | {"code": code}, ensure_ascii=False) for code in codes]
     assert load_folder(write_folder(train="\n\n".join(lines) + "\n\n"))["train"]["code"][:] == codes

@@ -4,7 +4,8 @@ import pytest
 from refusals import refused
 
 from soft_trainer import load_rows
-from soft_trainer.data.layouts.judged import load_judged
+from soft_trainer.data.folders import list_files
+from soft_trainer.data.layouts import COSQA
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.shell.rows import load_data
@@ -32,7 +33,7 @@ def cosqa(tmp_path):
 
 
 def test_cosqa_is_the_rows_of_a_run(cosqa):
-    assert load_judged(cosqa) and not load_judged(cosqa.parent)
+    assert COSQA.finds(list_files(cosqa)) and not COSQA.finds(list_files(cosqa.parent))
     data = load_data(DataArguments(data_dir=str(cosqa)), EncoderProfile())
     train = data["train"]
     assert train.queries["docstring"][:] == ["add 3 to x", "add 1 to x", "add 3 to x"]

@@ -7,8 +7,10 @@ import pandas as pd
 import pytest
 from refusals import refused
 
+from soft_trainer.data.folders import list_files
 from soft_trainer.data.layouts.tables import row_files
 from soft_trainer.data.load import load_rows, read_source
+from soft_trainer.data.make_splits import Context
 
 LINES = "".join(json.dumps({"query": f"q{n}", "code": f"c{n}"}) + "\n" for n in range(10))
 
@@ -22,11 +24,11 @@ def write(folder, *names):
 
 def test_a_plain_file_takes_precedence_over_its_gzipped_copy(tmp_path):
     write(tmp_path, "train.jsonl", "train.jsonl.gz", "test.jsonl.gz")
-    assert {split: path.name for split, [path] in row_files(tmp_path).items()} == {
+    assert {split: path.name for split, [path] in row_files(list_files(tmp_path)).items()} == {
         "test": "test.jsonl.gz",
         "train": "train.jsonl",
     }
-    assert len(read_source(tmp_path, needed=("train",))["train"]) == 10
+    assert len(read_source(tmp_path, Context(needed=("train",)))["train"]) == 10
 
 
 @pytest.mark.parametrize(
@@ -35,15 +37,15 @@ def test_a_plain_file_takes_precedence_over_its_gzipped_copy(tmp_path):
 def test_two_files_of_the_same_rows_are_refused(tmp_path, names):
     write(tmp_path, *names)
     with refused(f"{names[0]} and {names[1]} both contain rows of"):
-        row_files(tmp_path)
+        row_files(list_files(tmp_path))
 
 
 def test_shards_and_files_of_different_names_are_read_together(tmp_path):
     write(tmp_path, "train-00000-of-00002.parquet", "train-00001-of-00002.parquet")
-    assert len(row_files(tmp_path)["train"]) == 2
+    assert len(row_files(list_files(tmp_path))["train"]) == 2
     other = tmp_path / "other"
     other.mkdir()
-    assert len(row_files(write(other, "a.csv", "b.csv"))["train"]) == 2
+    assert len(row_files(list_files(write(other, "a.csv", "b.csv")))["train"]) == 2
 
 
 # ---- CSV files ----
@@ -92,6 +94,22 @@ def test_a_list_in_a_csv_file_is_an_error(tmp_path, lists):
     pd.DataFrame({"query": ["adds", "sorts"], "positives": ["[x for x in y]", lists]}).to_csv(path, index=False)
     with refused(f"{path}, line 3: column 'positives' contains a list"):
         load_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "where"),
+    [
+        ("rows.jsonl", '{"query": "x", "code": "y", "code": "z"}\n', ", row 11: "),
+        ("rows.jsonl.gz", '{"query": "x", "code": "y", "code": "y"}\n', ", row 11: "),
+        ("train.ndjson", '{"query": "x", "code": "y", "more": {"code": 1, "code": 2}}\n', ", row 11: "),
+        ("rows.json", '[{"query": "x", "code": "y", "code": "z"}]', ": "),
+    ],
+)
+def test_a_row_of_json_with_two_values_of_one_name_is_refused(tmp_path, name, row, where):
+    content = (row if name == "rows.json" else LINES + row).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with refused(f"{tmp_path / name}{where}not valid JSON (two values are called 'code'"):
+        load_rows(tmp_path)
 
 
 # ---- Encodings ----

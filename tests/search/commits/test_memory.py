@@ -184,7 +184,7 @@ def test_reading_that_was_stopped_goes_on(tree, monkeypatch):
     monkeypatch.setattr(reading.ChangeReader, "read", lambda self, commit: (next(left), read(self, commit))[1])
     index = CodeIndex.build(tree.path, history=False)
     store.write_settings(index.index_dir, history=True)
-    with pytest.raises(RuntimeError):  # StopIteration, here instead of Ctrl+C
+    with pytest.raises(StopIteration):  # here instead of Ctrl+C
         index.remember()
     assert State.of(index.database).done == 4
     counted = []

@@ -179,7 +179,7 @@ def test_the_commits_of_a_repository_with_sha256_are_not_read_and_a_line_says_wh
     git(tree, "add", "-A")
     git(tree, "commit", "-qm", "Add a parser of dates")
     index = CodeIndex.build(tree)
-    assert "libgit2 reads only repositories with SHA-1; index with history=False" in index.notices[0]
+    assert "libgit2 reads only repositories with SHA-1; `--history false` indexes without commits" in index.notices[0]
     assert CodeIndex.build(tree, history=False).notices == [] and index.search("parse")[0].path == "a.py"
 
 
@@ -434,7 +434,7 @@ def test_no_reason_outlives_its_cause(tmp_path):
     (tree / "build").unlink()
     write_tree(tree, {"build/b.py": "built = 1\n", "env/pyvenv.cfg": ""})
     assert index.update() is True and reasons(index) == {"env/": "vendored", "build/": "ignored"}
-    assert index.search("built") == [] == index.search("in_env")
+    assert not {"env/a.py", "build/b.py"} & {result.path for result in index.search("in_env built")}
 
 
 def test_a_file_that_was_read_and_is_ignored_later_has_one_reason(tmp_path):

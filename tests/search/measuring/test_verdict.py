@@ -10,7 +10,7 @@ from git_repositories import FOLDER, Repository, function, grown
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.cli.evaluate_search import _answers
+from soft_trainer.cli.search_measured import _answers
 from soft_trainer.errors import UserError
 from soft_trainer.mining.history import history_language
 from soft_trainer.search import CodeIndex

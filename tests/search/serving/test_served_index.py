@@ -100,7 +100,7 @@ def test_an_encoder_that_fails_is_named_and_tried_again(tree, stub, monkeypatch)
     until(lambda: served.search("brand_new", 5)[1] == [])
 
 
-def test_a_tree_is_looked_at_for_a_tenth_of_the_time_and_every_five_seconds(tree, monkeypatch):
+def test_a_very_large_tree_is_looked_at_every_five_seconds_and_a_notice_says_so(tree, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(served_index.time, "monotonic", lambda: clock[0])
     index = CodeIndex.build(tree)
@@ -109,17 +109,26 @@ def test_a_tree_is_looked_at_for_a_tenth_of_the_time_and_every_five_seconds(tree
 
     def look(encode):
         looked.append(clock[0])
-        clock[0] += took
+        clock[0] += took + 3.0  # reading what has changed does not count
+        index.look_seconds = took
 
     index.refresh = look
-    for took, wait in ((0.25, 2.5), (60.0, 5.0)):
-        served.text_of("README.md")
+    for took, wait in ((0.4, 0.0), (0.6, 5.0), (60.0, 5.0)):
+        served.search("parse date", 5)
         last = clock[0]
-        for later in (0, wait - 0.25):
-            clock[0] = last + later
-            served.text_of("README.md")
-        assert looked == [last - took]
-        clock[0] = last + wait
+        for later in (0, max(wait - 0.25, 0)):
+            clock[0] = max(clock[0], last + later)
+            served.search("parse date", 5)
+        assert len(looked) == (1 if wait else 3)
+        late = "changes of the last 5 seconds may be missing, because the tree is large"
+        assert (late in served.search("parse date", 5)[1]) == (wait > 0)
+        looked[3:] = []
+        (tree / "README.md").write_text(f"As of {took}\n")
+        served.text_of("docs/none.md")
+        assert len(looked) == (1 if wait else 4)
+        served.text_of("README.md")
+        assert len(looked) == (2 if wait else 5)  # a file that is read is always as it is now
+        clock[0] += 10
         looked.clear()
 
 
