@@ -31,8 +31,8 @@ from teacher_search import CHUNKS, ndcg
 
 from soft_trainer import load_encoder
 from soft_trainer.data.term_counts import as_arrow, bm25_weights, count_terms, split_identifiers
-from soft_trainer.encoders.packaged import located
-from soft_trainer.encoders.static_encoder import StaticEncoder
+from soft_trainer.encoders.static_numpy import StaticEncoder
+from soft_trainer.packaged import located
 from soft_trainer.search import CodeIndex
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
@@ -116,7 +116,7 @@ def cosines(encode: Callable[[list[str], str], np.ndarray]) -> Callable[[list[st
 def embedder(rows: TrainingRows, vectors: np.ndarray) -> Callable[[list[str], str], np.ndarray]:
     """Returns a function that embeds texts with vectors."""
     table = torch.from_numpy(vectors)
-    return lambda texts, side: embed(table, *rows.flat(rows.ids(texts))).numpy()
+    return lambda texts, side: embed(table, rows.tokens(texts)).numpy()
 
 
 def bm25(queries: list[str], codes: list[str]) -> np.ndarray:

@@ -248,8 +248,8 @@ def prepare(arguments: argparse.Namespace) -> None:
     from soft_trainer.data.layouts.codesearchnet import load_folder
     from soft_trainer.data.split import Split
     from soft_trainer.encoders.distilling import distil_static
-    from soft_trainer.encoders.packaged import located
     from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
+    from soft_trainer.packaged import located
 
     set_up(1)
     work = Path(arguments.work)
