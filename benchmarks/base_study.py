@@ -18,6 +18,7 @@ import dataclasses
 import gzip
 import itertools
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,7 +28,6 @@ import numpy as np
 import torch
 from base_encoder import LANGUAGES, Settings, TrainingRows, embed, lines_of, rows_for, trained
 from measuring import set_up
-from teacher_search import CHUNKS, ndcg
 
 from soft_trainer import load_encoder
 from soft_trainer.data.term_counts import as_arrow, bm25_weights, count_terms, split_identifiers
@@ -41,6 +41,14 @@ RUN = ("language", "rows", "rate", "epochs", "seed")
 UNSEEN = ("php", "go", "javascript")  # not in the rows of the encoder that is trained further
 EIGHT = (*LANGUAGES, "csn-ruby", "stdlib")  # the sets of the mean that chooses
 DISTRACTORS = 1000  # functions next to those that experts judged
+CHUNKS = 60  # enough to name ten files
+
+
+def ndcg(paths: list[str], targets: set[str]) -> float:
+    """Computes nDCG@10 of a list of files, each named once. Every target has gain 1."""
+    named = list(dict.fromkeys(paths))[:10]
+    gain = sum(1 / math.log2(rank + 2) for rank, path in enumerate(named) if path in targets)
+    return gain / sum(1 / math.log2(rank + 2) for rank in range(min(10, len(targets))))
 
 
 class Sets:
