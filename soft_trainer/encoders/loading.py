@@ -36,7 +36,6 @@ from soft_trainer.errors import UserError
 from soft_trainer.hub_files import reading
 from soft_trainer.packaged import located
 
-
 logger = logging.getLogger(__name__)
 
 
