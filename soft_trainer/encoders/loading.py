@@ -36,6 +36,8 @@ from soft_trainer.errors import UserError
 from soft_trainer.hub_files import reading
 from soft_trainer.packaged import located
 
+logger = logging.getLogger(__name__)
+
 
 def load_encoder(
     name_or_path: str | Path,
@@ -410,11 +412,15 @@ def given_encoder(
             encoder = Encoder(model[0].auto_model, tokenizer, profile)
             if given is None and is_comparable(encoder.model):
                 compare_encoders(encoder, model, "model")
-            if is_static(encoder.model.config):
+            name = encoder.model.config._name_or_path
+            if is_static(encoder.model.config) and name:
                 # sentence-transformers takes the plain mean, and does not save the file that asks for another one.
-                with contextlib.suppress(UserError):  # the folder may be gone
-                    origin = resolve_profile(encoder.model.config._name_or_path)
-                    profile = profile.replace(token_weights=origin.token_weights)
+                try:
+                    profile = profile.replace(token_weights=resolve_profile(name).token_weights)
+                except UserError:
+                    logger.warning(
+                        "%s: no longer there, so the encoder gets the plain mean (token_weights=count)", name
+                    )
         model = model[0].auto_model
     elif not (isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
         raise UserError(
