@@ -158,7 +158,7 @@ def test_an_encoder_is_measured_and_reported(quickstart, installed):
     trained = json.loads((quickstart / "all_results.json").read_text())
     assert numbers["test_mrr"] == trained["test_mrr"] and f"{trained['test_mrr']:.3f}" in printed
     reported = installed.run("soft-trainer", "report", "outputs", "--output_dir", "report")
-    assert "loss info_nce" in reported.stdout and (installed.folder / "report/report.md").is_file()
+    assert "loss soft_info_nce" in reported.stdout and (installed.folder / "report/report.md").is_file()
     words = ["compare", "outputs/quickstart", "measured"]
     assert "A - B: MRR +0.0000" in installed.run("soft-trainer", *words).stdout
 
