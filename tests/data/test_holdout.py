@@ -57,13 +57,6 @@ def test_nothing_that_is_held_out_is_trained_on(rows, tmp_path, capsys):
     assert (dropped > 0) == ("repo" in rows[0])
 
 
-def test_three_repositories_are_kept_apart(capsys):
-    rows = [function(number, repo=f"someone/r{number * number // 1200}") for number in range(60)]
-    splits = load_rows(rows)
-    assert [len({*split.queries["repo"]}) for split in splits.values()] == [1, 1, 1]
-    assert "split by repo" in capsys.readouterr().err
-
-
 def test_one_large_repository_beside_two_small_ones_is_trained_on():
     for other in "abcdefgh":
         rows = [function(number, repo=other if number == 0 else f"r{number // 59}") for number in range(60)]

@@ -4,13 +4,11 @@ import gzip
 import json
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, List, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Value
 from refusals import refused
 
-from soft_trainer.data.load import as_rows, load_rows
+from soft_trainer.data.load import load_rows
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
@@ -62,52 +60,10 @@ def test_every_format_is_read_split_and_ranked(pairs, tmp_path, name, capsys):
     assert "reading queries from column 'question' and functions from 'answer'" in said and "split at random" in said
 
 
-@pytest.mark.parametrize("names", [("text", "function"), ("my words", "my code")])
-def test_columns_are_recognised_or_named(pairs, tmp_path, names):
-    rows = pairs.rename_columns(dict(zip(("question", "answer"), names, strict=True)))
-    given = {}
-    if names[0] == "my words":
-        given = {"query_column": names[0], "code_column": names[1]}
-        rows = rows.add_column("docstring_tokens", [["other"]] * SIZE)
-    path = write(rows, tmp_path / "a.parquet")
-    data = load(path, **given)
-    assert {*data["train"]["docstring"]} < {*pairs["question"]} and {*data["train"]["code"]} < {*pairs["answer"]}
-    assert "docstring_tokens" not in data["train"].column_names
-
-
-def test_a_data_frame_is_read_like_a_file(pairs):
-    frame = pairs.to_pandas().set_index([[str(number) for number in range(SIZE)]])
-    frame["repo"] = [f"r{number % 10}" for number in range(SIZE)]
-    data = tables(load_rows(frame))
-    assert {*data["train"].column_names} == {"docstring", "code", "repo", "url"}
-    assert sum(len(data[split]) for split in ("train", "valid", "test")) == SIZE
-    assert as_rows(frame, "train_dataset").column_names == ["question", "answer", "repo"]
-
-
-def test_texts_with_64_bit_offsets_become_plain_texts(pairs, tmp_path):
-    texts, tokens = pa.large_string(), pa.large_list(pa.large_string())  # the types that polars writes
-    words = [text.split() for text in pairs["question"]]
-    table = {"docstring_tokens": pa.array(words, tokens), "code": pa.array(pairs["answer"][:], texts)}
-    pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    features = tables(load_rows(tmp_path / "a.parquet"))["train"].features
-    assert (features["docstring_tokens"], features["code"]) == (List(Value("string")), Value("string"))
-
-
 def test_a_path_may_hold_signs_of_a_pattern(pairs, tmp_path):
     path = write(pairs, tmp_path / "rows [v2] *" / "a.csv")
     for source in (path, path.parent):
         assert len(load(source)["train"]) == 32
-
-
-def test_equal_queries_equal_codes_and_a_repository_are_on_one_side(pairs, tmp_path):
-    codes = [f"code {(n + 1) // 2 if n % 8 else n}" for n in range(SIZE)]
-    equal = Dataset.from_dict({"query": [f"query {n // 2}" for n in range(SIZE)], "code": codes})
-    grouped = pairs.add_column("repo", [f"r{n % 10}" for n in range(SIZE)])
-    for rows, columns in ((equal, ["docstring", "code"]), (grouped, ["repo"])):
-        data = tables(load_rows(write(rows, tmp_path / f"{len(columns)}.parquet")))
-        for column in columns:
-            sides = [set(data[split][column]) for split in ("train", "valid", "test")]
-            assert sum(map(len, sides)) == len(set.union(*sides)) > 3
 
 
 def test_rows_without_a_text_are_named_or_skipped(pairs, tmp_path, capsys):
@@ -236,20 +192,6 @@ def test_the_names_of_a_saved_data_set(tmp_path, names, message):
         load_rows(tmp_path / "saved")
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "message"),
-    [
-        ("docstring_tokens", (["sort"], ["sort", None]), "row 2: column 'docstring_tokens' contains ['sort', None]"),
-        ("docstring_tokens", ([1], [2]), "row 1: column 'docstring_tokens' contains [1]; expected text"),
-        ("code", (b"c", b"d"), "row 1: column 'code' contains b'c'; expected text"),
-    ],
-)
-def test_values_in_the_usual_columns_that_are_not_text(name, values, message):
-    other = {"docstring_tokens": "code", "code": "docstring"}[name]
-    with refused(message):
-        load_rows([{name: value, other: "text"} for value in values])
-
-
 def test_an_empty_cell_of_a_csv_file_may_come_from_a_quote(tmp_path):
     path = tmp_path / "rows.csv"
     rows = [(f"adds {n}", f"x + {n}") for n in range(9)]
@@ -296,11 +238,6 @@ def test_half_a_character_is_named_with_its_row_and_column(tmp_path, kind, colum
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with refused(f"row 4: column '{column}' contains '\\ud83d'"):
         load_rows(source)
-
-
-def test_mixed_types_in_a_list_are_one_line():
-    with refused("the rows, row 2: column 'query' contains 1; expected text"):
-        load_rows([{"query": "a", "code": "b"}, {"query": 1, "code": "c"}])
 
 
 def test_rows_that_occur_twice_are_counted_and_kept(pairs, tmp_path, capsys):

@@ -148,7 +148,7 @@ CASES = {
         error="line 2: column 'positive' contains a list, which a CSV file cannot hold",
     ),
     "a list of negatives in a CSV file": Case(
-        {"train.csv": "query,positive,hard_negatives\nq,c,\"['d']\"\n"},
+        {"train.csv": 'query,positive,hard_negatives\nq,c,"[""d""]"\n'},
         error="line 2: column 'hard_negatives' contains a list, which a CSV file cannot hold",
     ),
     "a list in the set column of negatives": Case(

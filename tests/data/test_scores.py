@@ -183,5 +183,6 @@ def test_pushed_rows_load_with_the_same_scores(tmp_path):
     split = training_split([TRIPLE | of_row for of_row in given])
     write_data(pushed_tables({"train": split}), DataArguments(data_dir="rows"), tmp_path)
     assert scores_of(load_whole(tmp_path)) == scores_of(split)
-    assert "| scores " in (tmp_path / "README.md").read_text()
+    card = (tmp_path / "README.md").read_text()
+    assert "| scores " in card and "| negatives " in card
     assert load_dataset("json", data_files=str(tmp_path / "train.jsonl.gz"), split="train")[0]["scores"] == [3, 2, 0.5]

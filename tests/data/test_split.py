@@ -5,7 +5,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 
 from soft_trainer.data.load import training_split
@@ -110,20 +109,3 @@ def test_many_rows_with_one_id_take_little_memory():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 200e6
-
-
-def test_versions_of_a_code_are_relevant_like_their_judgments():
-    generator = np.random.default_rng(0)
-    ids = [f"u{n}" for n in generator.integers(9, size=40)]
-    rows = Dataset.from_dict({"docstring": ["q"] * 40, "code": ["c"] * 40, "url": ids})
-    judgments = Split.from_pairs(rows).judgments
-    texts = [generator.integers(25, size=40) for _ in range(2)]
-    by_id = RelevantCodes(judgments.stored, *texts)
-    expected = RelevantCodes(judgments.relevant, *texts)
-    queries = np.arange(40)
-    assert by_id.ids_of_texts is not None
-    assert torch.equal(by_id.among(queries, queries), expected.among(queries, queries))
-    pairs = [sorted(zip(*map(np.ndarray.tolist, each.everywhere(queries)), strict=True)) for each in (by_id, expected)]
-    assert pairs[0] == pairs[1]
-    codes = generator.integers(40, size=(40, 5))
-    assert (by_id.contain(queries, codes) == expected.contain(queries, codes)).all()

@@ -111,8 +111,6 @@ def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(fold
         ("qrels/test.tsv", "q0\tc0\tinf\n", "test.tsv, line 1: the score 'inf' is not a number"),
         ("qrels/test.tsv", "q0\tc0\tnan\n", "test.tsv, line 1: the score 'nan' is not a number"),
         ("qrels/test.tsv", "q0\tc0\t0\n", "test.tsv: no query has a relevant function"),
-        ("corpus.jsonl", '{"_id": "c0"}\n', "corpus.jsonl, row 1: expected BEIR's columns _id and text"),
-        ("corpus.jsonl", '{"_id": "c0", "text": "x"}\n' * 2, "corpus.jsonl, row 2: repeats the _id 'c0'"),
         ("corpus.jsonl", "", "corpus.jsonl: no rows"),
     ],
 )

@@ -3,7 +3,6 @@ import json
 import pytest
 from refusals import refused
 
-from soft_trainer import load_rows
 from soft_trainer.data.folders import list_files
 from soft_trainer.data.layouts import COSQA
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -45,15 +44,6 @@ def test_cosqa_is_the_rows_of_a_run(cosqa):
     assert len(test.queries) == 2 and len(test.corpus) == 5
     assert test.judgments.relevant.nonzero()[1].tolist() == [4, 4]
     assert data["valid"].judgments.relevant.nonzero()[1].tolist() == [2]
-
-
-def test_a_code_without_a_number_is_named(cosqa):
-    (cosqa / "cosqa-retrieval-train-4.json").write_text(json.dumps([entry(1), entry(7)]))
-    with refused("cosqa-retrieval-train-4.json, entry 2: retrieval_idx 17 is not in code_idx_map"):
-        load_rows(cosqa)
-    (cosqa / "cosqa-retrieval-train-4.json").write_text(json.dumps([entry(1, label=0)]))
-    with refused("no query has a relevant function"):
-        load_rows(cosqa)
 
 
 def test_a_folder_may_be_named_by_its_language(cosqa):
