@@ -36,15 +36,13 @@ class Division:
     Args:
         test_fraction: the share of the rows in test, and the share in valid.
         seed: another seed gives another division.
-        random: whether to divide rows without a usable column `partition`. If False, all of them become train.
     """
 
     test_fraction: float = HELD_OUT_SHARE
     seed: int = 0
-    random: bool = True
 
 
-def divided(split: Split, division: Division, group_column: str | None) -> dict[str, Split]:
+def divided(split: Split, division: Division | None, group_column: str | None) -> dict[str, Split]:
     """Divides pairs into train, valid and test, and prints the size of each.
 
     If the column `partition` contains at least two splits, it decides, unless a column of groups is set. Otherwise,
@@ -53,6 +51,7 @@ def divided(split: Split, division: Division, group_column: str | None) -> dict[
     training rows whose id, query or function is in valid or test are dropped.
 
     Args:
+        division: how to divide rows without a usable column `partition`. If None, all of them become train.
         group_column: the name of the column whose values stay within one split. By default, a column with the
             repository.
 
@@ -65,7 +64,7 @@ def divided(split: Split, division: Division, group_column: str | None) -> dict[
         named = np.array([SPLIT_NAMES.get(str(value).lower()) for value in rows[PARTITION]], dtype=object)
     reason = f"by {PARTITION}"
     by_partition = len({*DIVIDED} & {*named}) >= 2
-    if not by_partition and not division.random:
+    if not by_partition and division is None:
         return {"train": split}
     hashes = row_hashes(rows)
     if not by_partition:

@@ -11,7 +11,6 @@ from sentence_transformers.util import mine_hard_negatives
 
 from soft_trainer.data.column_names import CODES
 from soft_trainer.data.columns import known_columns, row_texts
-from soft_trainer.data.holdout import Division
 from soft_trainer.data.load import read_source, training_split
 from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
@@ -175,7 +174,7 @@ def test_mined_rows_load_with_the_same_numbers_or_are_refused(rows, scorer, colu
 
 def load_whole(path) -> Split:
     """Loads a file without dividing it."""
-    return read_source(path, Context(needed=("train",), division=Division(random=False)))["train"]
+    return read_source(path, Context(needed=("train",), division=None))["train"]
 
 
 def test_pushed_rows_load_with_the_same_scores(tmp_path):

@@ -11,7 +11,7 @@ import pandas as pd
 from datasets import Dataset
 
 from soft_trainer.data.folders import SPLIT_NAMES, Files
-from soft_trainer.data.layouts.graded import entries_of, graded_split, parsed, parsed_list, query_row, split_of_grades
+from soft_trainer.data.layouts.graded import entries_of, graded_split, parsed_list, query_row, split_of_grades
 from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
@@ -127,10 +127,10 @@ def _numbered(path: Path, name: str) -> dict[int, str]:
 
 def _corpus(path: Path, texts: Mapping[int, str]) -> Dataset:
     """Makes a corpus with CodeSearchNet's columns from a file's functions, keyed by number."""
-    return Dataset.from_list(parsed(((path, entry) for entry in texts.items()), lambda entry: _code_row(*entry)))
-
-
-def _code_row(url: object, code: str) -> dict:
-    if not code.strip():
-        raise UserError(f"code {url} is blank")
-    return {"code": code, "code_tokens": code.split(), "original_string": code, "language": _LANGUAGE, "url": str(url)}
+    rows = []
+    for number, code in texts.items():
+        if not code.strip():
+            raise UserError(f"{path}: code {number} is blank")
+        own = {"code": code, "code_tokens": code.split(), "original_string": code}
+        rows.append(own | {"language": _LANGUAGE, "url": str(number)})
+    return Dataset.from_list(rows)
