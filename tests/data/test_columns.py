@@ -98,12 +98,9 @@ def test_a_split_describes_its_content(answers):
 
 
 def test_python_s_rows_say_what_their_columns_were_called():
-    rows = pd.DataFrame({"ask": ["a", "b"], "reply": ["x", "y"], "key": ["1", "2"]})
-    split = training_split(rows, "train_dataset", ColumnNames("ask", "reply", "key"))
+    rows = pd.DataFrame({"ask": ["a", "b"], "reply": ["x", "y"], "key": ["1", "2"], "bad": [["y"], ["z"]]})
+    split = training_split(rows, "train_dataset", ColumnNames("ask", "reply", "key", negatives="bad"))
     assert "queries: docstring ('ask'), url ('key')" in repr(split)
-    assert "corpus: code ('reply'), url ('key')" in repr(split)
-    rows["bad"] = [["y"], ["z"]]
-    split = training_split(rows, "train_dataset", ColumnNames("ask", "reply", negatives="bad"))
     assert split.judgments.negatives.nnz == 2 and split.corpus["code"][:] == ["x", "y", "z"]
 
 

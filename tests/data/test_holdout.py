@@ -90,27 +90,17 @@ def test_a_column_partition_decides_where_it_names_two_splits(partitions, expect
 
 
 @pytest.mark.parametrize("group_column", ["team", "url", "question"])
-@pytest.mark.parametrize("form", ["pairs", "positives", "negatives", "labelled pairs"])
+@pytest.mark.parametrize("form", ["positives", "negatives", "labelled pairs"])
 def test_a_group_stays_within_one_split(form, group_column):
     rows = []
     for number in range(40):
-        row = {
-            "question": f"q{number}",
-            "answer": f"x + {number}",
-            "team": f"t{number % 7}",
-            "url": f"page{number % 9}",
-        }
-        more = {
-            "pairs": {},
-            "positives": {"positive": [row["answer"], f"y + {number}"]},
-            "negatives": {"negative": "z"},
-        }
-        if form == "labelled pairs":
-            rows += [row | {"score": 1, "label": 1}, row | {"answer": "z", "score": 0, "label": 0}]
-        else:
-            rows.append(row | more[form])
-            if form == "positives":
-                del rows[-1]["answer"]
+        row = {"question": f"q{number}", "team": f"t{number % 7}", "url": f"page{number % 9}"}
+        pair = row | {"answer": f"x + {number}"}
+        rows += {
+            "positives": [row | {"positive": [f"x + {number}", f"y + {number}"]}],
+            "negatives": [pair | {"negative": "z"}],
+            "labelled pairs": [pair | {"score": 1, "label": 1}, pair | {"answer": "z", "score": 0, "label": 0}],
+        }[form]
     groups = {}
     for name, split in load_rows(rows, group_column=group_column).items():
         for query in split.queries["docstring"]:

@@ -79,10 +79,6 @@ CASES = {
         both({"docstring": "d", "anchor": "q", "positive": "c"}),
         train=[("q", "c")],
     ),
-    "CodeSearchNet's columns": Case(
-        both({"docstring": "q", "code": "c", "url": "u"}),
-        train=[("q", "c")],
-    ),
     "two pairs": Case(
         both({"query": "q", "code": "c", "positive": "p"}),
         error="two pairs of columns, 'query' with 'code' and 'query' with 'positive'; set query_column and",
@@ -96,13 +92,10 @@ CASES = {
         both({"question": "q", "code": "c"}),
         train=[("q", "c")],
     ),
-    **{
-        f"query and {name}": Case(
-            both({"query": "q", name: "c"}),
-            train=[("q", "c")],
-        )
-        for name in ("answer", "passage", "document", "context")
-    },
+    "query and context": Case(
+        both({"query": "q", "context": "c"}),
+        train=[("q", "c")],
+    ),
     "passages that are dicts": Case(
         both({"query": "q", "positive_passages": [{"text": "c"}]}),
         error="no column for the code: the rows have query, positive_passages; set code_column",

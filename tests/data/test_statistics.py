@@ -10,10 +10,6 @@ from soft_trainer.options.fields import DataArguments
 # Table 6 of the paper: training, validation, test, codebase.
 PAPER = {
     "ruby": ("24,927", "1,400", "1,261", "4,360"),
-    "python": ("251,820", "13,914", "14,918", "43,827"),
-    "java": ("164,923", "5,183", "10,955", "40,347"),
-    "javascript": ("58,025", "3,885", "3,291", "13,981"),
-    "php": ("241,241", "12,982", "14,014", "52,660"),
     "go": ("167,288", "7,325", "8,122", "28,120"),
 }
 

@@ -29,13 +29,6 @@ def same_rows(left, right) -> bool:
     return {split: rows.to_list() for split, rows in left.items()} == {s: rows.to_list() for s, rows in right.items()}
 
 
-def test_what_is_written_is_read_again(arguments, data_dir, tmp_path):
-    data = load_folder(data_dir)
-    assert same_rows(load_folder(write_data(data, arguments, tmp_path / "rows")), data)
-    first = (tmp_path / "rows/train.jsonl.gz").read_bytes()
-    assert (write_data(data, arguments, tmp_path / "again") / "train.jsonl.gz").read_bytes() == first
-
-
 @pytest.mark.slow
 def test_splits_of_an_earlier_push_are_deleted_and_nothing_else(here, arguments, data_dir, tmp_path):
     data, folder = load_folder(data_dir), tmp_path / "pushed_rows"

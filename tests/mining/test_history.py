@@ -234,8 +234,9 @@ def test_a_line_belongs_to_the_innermost_function(lines, names):
 def test_the_folder_is_read_by_training_and_evaluation(tmp_path, capsys):
     grown(tmp_path / "repo")
     out = tmp_path / "out"
-    run_command(["mine", "--history", str(tmp_path / "repo"), "--language", "python", "--output_dir", str(out)])
-    assert "| commits | train" in capsys.readouterr().out
+    run_command(["mine", "--history", str(tmp_path / "repo"), "--output_dir", str(out)])
+    printed = capsys.readouterr().out
+    assert printed.startswith("language: python, the most common one\n") and "| commits | train" in printed
     names = ("codebase", "relevance", "test", "train", "valid")
     assert sorted(os.listdir(out)) == [f"{name}.jsonl.gz" for name in names]
     assert len(load_folder(out)["train"]) == 20

@@ -43,14 +43,6 @@ def test_the_default_is_unixcoder(monkeypatch):
     assert asked == ["microsoft/unixcoder-base"]
 
 
-def test_a_saved_encoder_has_its_tokenizer_and_weights(encoder_dir, model, tokenizer, profile, dataset):
-    arguments = ModelArguments(model_name_or_path=str(encoder_dir))
-    weights, loaded = build_encoder(arguments).load()
-    assert loaded("sort a list")["input_ids"] == tokenizer("sort a list")["input_ids"]
-    weights = dict(weights.named_parameters())
-    assert weights and all((weights[name] == value).all() for name, value in model.named_parameters())
-
-
 def test_from_scratch_learns_both_sides_of_the_training_rows(dataset):
     arguments = ModelArguments(from_scratch="32x1", vocabulary_size=600)
     encoder = build_encoder(arguments)

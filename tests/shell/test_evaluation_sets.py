@@ -71,21 +71,6 @@ def pool(rows):
     return Dataset.from_list(rows)
 
 
-def test_cosqa_as_published(cosqa):
-    ((name, found),) = load(cosqa)
-    assert name == "cosqa" and found.judgments.gain == "linear"
-    assert found.queries["docstring"][:] == [row["doc"] for row in QUERIES]
-    assert found.queries["docstring_tokens"][0] == ["python", "sum", "of", "a", "list"]
-    codes = found.corpus["code"][:]
-    right = found.judgments.relevant
-    assert [[codes[code] for code in right[query].indices] for query in range(2)] == [
-        ["def total(xs):\n    return sum(xs)"],
-        ['def largest(xs):\n    """Find it."""\n    return max(xs)'],
-    ]
-    assert len(codes) == 3
-    assert found.corpus["code_tokens"][0][:4] == ["def", "largest(xs):", '"""Find', 'it."""']
-
-
 def test_cosqa_gzipped_and_with_both_parts(cosqa):
     codes = cosqa / COSQA_FILES[0]
     (cosqa / "code_idx_map.json.gz").write_bytes(gzip.compress(codes.read_bytes()))
@@ -312,16 +297,6 @@ def test_options_name_the_columns(tmp_path):
     files = {"test.csv": "ask,reply\na,x\nb,y\n"}
     ((_, found),) = load(written(tmp_path / "rows", **files), query_column="ask", code_column="reply")
     assert (found.queries["docstring"][:], found.corpus["code"][:]) == (["a", "b"], ["x", "y"])
-
-
-def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(data_dir, rows, tmp_path):
-    lines = {split: (data_dir / f"{split}.jsonl").read_text() for split in ("train", "valid", "test")}
-    ((name, found),) = load(written(tmp_path / "rows", **{f"{split}.jsonl": text for split, text in lines.items()}))
-    urls = [json.loads(line)["url"] for split in ("valid", "test") for line in lines[split].splitlines()]
-    assert len(found.queries) == 4 and found.corpus["url"][:] == urls
-    queries = lines_of(*({"docstring": row["docstring"], "url": row["url"]} for row in rows))
-    with refused("test.jsonl: these queries have no corpus to rank"):
-        load(written(tmp_path / "queries", **{"test.jsonl": queries}))
 
 
 def test_half_of_a_pair_of_code_units_is_replaced(cosqa):

@@ -3,9 +3,7 @@ from datasets import Dataset
 
 from soft_trainer.errors import UserError
 from soft_trainer.mining.rules import (
-    CODESEARCHNET_RULES,
     COLUMNS,
-    GRAPHCODEBERT_RULES,
     RULES,
     first_broken,
     mined_language,
@@ -100,19 +98,6 @@ def test_filter_rows_counts_each_row_once():
     assert list(counts) == list(RULES)
     expected = {"comments": 1, "unparseable": 1, "tests": 1, "document_length": 1, "duplicates": 1}
     assert {name: count for name, count in counts.items() if count} == expected
-
-
-def test_only_the_rules_asked_for():
-    rows = Dataset.from_list([row(), row(), row(query="no"), row(name="test_add")])
-    kept, counts = filter_rows(rows, ["tests", "document_length"])
-    assert counts == {"tests": 1, "document_length": 1}
-    assert len(kept) == 2
-    kept, counts = filter_rows(rows, [])
-    assert len(kept) == 4
-    assert counts == {}
-    with pytest.raises(UserError, match="'comas': no such rule; use comments, unparseable, short_functions"):
-        filter_rows(rows, ["tests", "comas"])
-    assert set(GRAPHCODEBERT_RULES) | set(CODESEARCHNET_RULES) == set(RULES)
 
 
 @pytest.mark.parametrize("rule", RULES)
