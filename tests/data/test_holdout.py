@@ -38,12 +38,17 @@ def versions() -> list[dict]:
     return [function(number, url=f"u{number % 60}", language="python") for number in range(120)]
 
 
+def asked_twice() -> list[dict]:
+    """60 queries with two functions each."""
+    return [function(number // 2, code=f"x * {number}") for number in range(120)]
+
+
 def values(split, column: str) -> set:
     """Returns the values of a query or code column in the pairs of a split."""
     return set(split.to_pairs()[column])
 
 
-@pytest.mark.parametrize("rows", [forked(), versions()], ids=["a fork", "versions of a function"])
+@pytest.mark.parametrize("rows", [forked(), versions(), asked_twice()], ids=["a fork", "versions", "queries"])
 def test_nothing_that_is_held_out_is_trained_on(rows, tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -30,8 +30,6 @@ ANSWERS = {
     ),
     "joined": lambda relevance: Relevance.joined([relevance, relevance]).matrix.toarray(),
     "among": lambda relevance: by_texts(relevance).among(np.arange(7), np.arange(9)),
-    "contain": lambda relevance: by_texts(relevance).contain(np.arange(9) % 7, np.arange(18).reshape(9, 2) % 9),
-    "everywhere": lambda relevance: np.unique(by_texts(relevance).everywhere(np.arange(7)), axis=1),
 }  # fmt: skip
 
 
@@ -46,3 +44,11 @@ def test_joined_forms_may_differ():
     by_ids, matrix = both_forms(0)
     mixed = Relevance.joined([by_ids, matrix])
     np.testing.assert_array_equal(mixed.matrix.toarray(), Relevance.joined([matrix, matrix]).matrix.toarray())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_look_up_gives_the_same_answers(seed):
+    codes = by_texts(both_forms(seed)[0])
+    expected = codes.among(np.arange(7), np.arange(9)).numpy()
+    assert sorted(np.stack(codes.everywhere(np.arange(7)), axis=1).tolist()) == np.argwhere(expected).tolist()
+    np.testing.assert_array_equal(codes.contain(np.arange(7), np.tile(np.arange(9), (7, 1))), expected)

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset
+from datasets import Dataset, List, Value
 from refusals import refused
 
 from soft_trainer.data.load import as_rows, load_rows, training_split
@@ -259,6 +259,7 @@ def test_objects_of_python(kind, capsys):
     if kind == "arrow":
         assert split.queries["key"][:] == [str(uuid.UUID(int=n)) for n in range(2)]
         assert split.queries["map"][:] == [[["a", 1]], None]
+        assert split.queries.features["other"] == List(Value("string"))
     if kind in ("pandas", "a list"):
         assert split.queries["key"][:] == [str(uuid.UUID(int=n)) for n in range(2)]
         assert split.queries["month"][:] == ["2024-01", "2024-02"] and split.queries["mixed"][:] == [5, "five"]

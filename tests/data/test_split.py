@@ -55,21 +55,6 @@ def test_negatives_that_are_no_codes_are_named_with_their_row(names):
         training_split(rows)
 
 
-def test_codes_answer_the_queries_with_their_url():
-    queries = Dataset.from_list([{"docstring": "x", "url": "b"}, {"docstring": "y", "url": "c"}])
-    corpus = Dataset.from_list([{"code": "1", "url": "c"}, {"code": "2", "url": "a"}, {"code": "3", "url": "b"}])
-    assert Split.from_urls(queries, corpus).judgments.relevant.toarray().tolist() == [[0, 0, 1], [1, 0, 0]]
-
-
-def test_grades_of_zero_are_wrong():
-    queries = Dataset.from_list([{"docstring": "x"}, {"docstring": "y"}])
-    corpus = Dataset.from_list([{"code": "1"}, {"code": "2"}, {"code": "3"}])
-    split = Split.from_grades(queries, corpus, [(0, 2), (0, 1), (1, 0)], [2, 0, 1], gain="exponential")
-    assert split.judgments.relevant.toarray().tolist() == [[0, 0, 2], [1, 0, 0]]
-    assert split.judgments.negatives.nonzero()[1].tolist() == [1]
-    assert split.judgments.pairs().tolist() == [[0, 2], [1, 0]]
-
-
 def test_equal_texts_have_equal_answers():
     generator = np.random.default_rng(0)
     query_texts = generator.integers(12, size=40).astype(np.uint64)

@@ -23,6 +23,10 @@ def test_the_command_line_changes_a_profile():
     arguments = ModelArguments(from_scratch="32x1", profile="unixcoder", **changes, **columns)
     expected = PROFILES["unixcoder"].replace(query_columns=("title", "docstring"), code_columns=("body", "code"))
     assert build_profile(arguments) == expected.replace(**changes)
+    prompts = {"query_prompt": "find: ", "code_prompt": "code: ", "include_prompt": False}
+    built = build_profile(ModelArguments(from_scratch="32x1", profile="unixcoder", **prompts))
+    assert (built.query_prefix, built.code_prefix) == ("<encoder-only></s>find: ", "<encoder-only></s>code: ")
+    assert built.include_prompt is False
 
 
 def test_a_saved_encoder_brings_its_own_profile(encoder_dir, profile):
@@ -89,12 +93,3 @@ def test_options_of_todays_encoders_that_cannot_work_are_one_line(values, words)
     with pytest.raises(UserError) as refusal:
         build_profile(ModelArguments(**values))
     assert str(refusal.value).startswith(words) and "\n" not in str(refusal.value)
-
-
-def test_prompts_and_their_pooling_come_from_the_command_line():
-    arguments = ModelArguments(
-        from_scratch="32x1", profile="unixcoder", query_prompt="find: ", code_prompt="code: ", include_prompt=False
-    )
-    built = build_profile(arguments)
-    assert (built.query_prefix, built.code_prefix) == ("<encoder-only></s>find: ", "<encoder-only></s>code: ")
-    assert built.include_prompt is False

@@ -9,7 +9,6 @@ from soft_trainer.mining.rules import (
     mined_language,
 )
 from soft_trainer.shell.filtering import filter_rows
-from soft_trainer.source.names import is_test_path
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -47,18 +46,6 @@ def row(code=CODE, query="add two numbers", name="add", path="shop/cart.py", lan
 def test_row_rules(rule, dropped, kept):
     assert first_broken(dropped, [rule]) == rule
     assert first_broken(kept, [rule]) == ""
-
-
-@pytest.mark.parametrize(
-    ("language", "tests", "others"),
-    [
-        ("python", "tests/a.py pkg/test_a.py pkg/idle_test/a.py", "unittest/case.py"),
-        ("go", "lib/a_test.go", "lib/contest.go"),
-        ("javascript", "src/x.test.js src/__tests__/x.js src/x.spec.js", "src/latest.js"),
-    ],
-)
-def test_test_paths(language, tests, others):
-    assert [path for path in f"{tests} {others}".split() if is_test_path(path, language)] == tests.split()
 
 
 @pytest.mark.parametrize(

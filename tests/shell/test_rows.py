@@ -92,8 +92,6 @@ KNOWN = "supports only ruby, python, java, javascript, php, go"
         ({"dataset_name": "none"}, "no rows of train, valid, test, codebase: set data_dir to a folder"),
         ({"data_dir": "a", "source_dir": "b", "language": "go"}, "data_dir and source_dir: set only one of them"),
         ({"data_dir": "a", "history": "b", "language": "go"}, "data_dir and history: set only one of them"),
-        ({"data_dir": "nowhere"}, "nowhere: no such folder"),
-        ({"source_dir": "nowhere", "language": "go"}, "nowhere"),
     ],
 )
 def test_what_cannot_be_had_is_one_line(arguments, words):
