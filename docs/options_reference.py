@@ -13,10 +13,10 @@ from pathlib import Path
 
 from transformers import TrainingArguments
 
+from soft_trainer.option_spec import OptionSpec, described, option_specs
 from soft_trainer.options import training
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import OptionSpec, described, option_specs
 from soft_trainer.options.resolve import RANGES, REFUSED
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 

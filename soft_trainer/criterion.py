@@ -14,6 +14,7 @@ from torch import Tensor
 
 from soft_trainer import choices, losses, weights as weightings
 from soft_trainer.errors import UserError
+from soft_trainer.loss_options import LossOptions
 from soft_trainer.references import NamedFunction, import_reference
 from soft_trainer.weights import cancel_above_ratio, cancel_top_k, smallest_batch
 
@@ -68,22 +69,11 @@ class Targets:
         return dataclasses.replace(self, **tensors)
 
 
-@dataclass(frozen=True)
-class Criterion:
+@dataclass
+class Criterion(LossOptions):
     """A training loss with its settings. Call it with the scores and targets of a batch to compute the loss.
 
-    Args:
-        loss: a key of `LOSSES`, or a user's function as `module:name`; in training arguments, also any callable.
-        weighting: the function that turns similarities into weights: a key of `WEIGHTINGS`, or a user's function as
-            `module:name`.
-        alpha, beta, temperature, floor: the parameters of Eq. 4 and of the softmax before it.
-        margin: the margin of positive-aware weights. They also use `temperature`.
-        infonce_weight, kl_weight: the weights of the two terms in `kl_regularization`.
-        cancel: false-negative cancellation (Section 4.4): "none", "top_k" or "ratio".
-        cancel_k: how many of the most similar negatives "top_k" cancels.
-        cancel_ratio: "ratio" cancels a negative whose similarity exceeds this ratio times the positive's similarity.
-        distill_weight: the weight of an additional loss, the KL divergence from the estimator. 0 turns it off.
-        distill_temperature: the temperature of the estimator's softmax in the additional loss.
+    The settings are the fields of `LossOptions`. Those that an estimator decides have BM25's values by default.
 
     Example:
         >>> criterion = Criterion("soft_info_nce", alpha=1.5, beta=0.5)
@@ -92,19 +82,11 @@ class Criterion:
     """
 
     loss: str = "soft_info_nce"
-    weighting: str = "linear"
     alpha: float = 1.5
     beta: float = 0.5
     temperature: float = 1.0
-    floor: float = 0.1
     margin: float = 0.0
-    distill_weight: float = 0.0
     distill_temperature: float = 1.0
-    infonce_weight: float = 1.3
-    kl_weight: float = 0.7
-    cancel: str = "none"
-    cancel_k: int = 3
-    cancel_ratio: float = 0.5
 
     # ---- On a batch ----
 
@@ -302,15 +284,20 @@ class Criterion:
             return cancelled + smallest_batch(self.alpha, self.beta)
         return cancelled + 2
 
-    def try_out(self) -> None:
+    def try_out(self, divided_by: str = "") -> None:
         """Tests the loss and weighting functions on two small batches, one of which has masks and extra positives.
 
-        Each batch is also tried with every query twice, which does not change a mean, unless the loss is random.
+        The loss must keep its value if the batch is repeated: each query twice, or two copies whose queries and
+        functions do not meet. A sum doubles in both. Random losses are not compared.
+
+        Args:
+            divided_by: what computes the loss of some of the queries at a time, such as "2 processes". The loss must
+                then also be the mean of the losses of single queries.
 
         Raises:
             UserError: a function raised an error or returned a tensor of the wrong shape, or the loss is not a mean.
         """
-        grid = torch.linspace(-1, 1, 15).reshape(3, 5)
+        grid = torch.arange(15.0).mul(1.7).sin().reshape(3, 5)  # without symmetry: the rows and columns do not cancel
         positives = torch.arange(3)
         last = torch.zeros(3, 5, dtype=torch.bool)
         last[:, 4] = True
@@ -323,6 +310,10 @@ class Criterion:
                 loss = self(scores, targets)
                 again = self(scores, targets)
                 doubled = self(torch.cat([scores, scores]), targets.mapped(lambda tensor: torch.cat([tensor, tensor])))
+                copies = targets.mapped(_two_copies)
+                copies = dataclasses.replace(copies, positives=torch.cat([positives, positives + 5]))
+                apart = self(_two_copies(scores), copies)
+                single = sum(self(scores[[row]], targets[torch.tensor([row])]) for row in range(3)) / 3
             except UserError:
                 raise
             except Exception as error:
@@ -336,11 +327,18 @@ class Criterion:
                 )
             # Rare randomness, such as dropout of 1 %, may not show, and numpy's changes no state here.
             same = torch.isclose(loss, again, equal_nan=True)
-            random = not torch.equal(randomness, torch.get_rng_state()) or not same
-            if not random and not torch.isclose(loss, doubled, rtol=1e-3):
+            if not torch.equal(randomness, torch.get_rng_state()) or not same:
+                continue
+            if not any(torch.isclose(loss, repeated, rtol=1e-3) for repeated in (doubled, apart)):
                 raise UserError(
                     f"{names} returned {loss:.4g} for a test batch, and {doubled:.4g} for the same queries twice: "
                     "expected the mean over queries"
+                )
+            if divided_by and not torch.isclose(loss, single, rtol=1e-3):
+                raise UserError(
+                    f"loss={self.loss}: a query's term depends on other queries, so it would change with "
+                    f"{divided_by}; use one process without gradient_cache_chunk_size, or override block_loss in a "
+                    "subclass"
                 )
 
 
@@ -383,6 +381,14 @@ def _entries(mask: Tensor, counts: np.ndarray | None) -> tuple[Tensor, Tensor]:
         return mask.nonzero(as_tuple=True)
     entries = mask.flatten().byte().argsort(descending=True, stable=True)[: int(counts.sum())]
     return entries // mask.shape[1], entries % mask.shape[1]
+
+
+def _two_copies(matrix: Tensor) -> Tensor:
+    """Repeats a batch's matrix for queries and functions that do not meet. Between them, numbers are very small."""
+    if matrix.dim() == 1:
+        return torch.cat([matrix, matrix])
+    between = torch.full_like(matrix, False if matrix.dtype == torch.bool else -1e4)
+    return torch.cat([torch.cat([matrix, between], 1), torch.cat([between, matrix], 1)])
 
 
 def excluding(columns: Tensor | None, excluded: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Defines `SoftInfoNCETrainer`, which trains an encoder on query-code pairs and evaluates it by ranking a corpus.
 
-The constructor resolves the options into a plan, loads the encoder and makes the collator. `RunTrainer` in
-`run/trainer.py` keeps the run's folder, checkpoints and results. `transformers.Trainer` runs the loop, which calls:
+The constructor reads the rows. Its base classes in `run/` resolve the settings into a plan (`settings.py`), keep the
+run's folder, checkpoints and results (`trainer.py`), and save (`saving.py`). `transformers.Trainer` runs the loop:
 
     get_train_dataloader     returns the batches, which data workers build with `TrainBatches`
     training_step            runs one step on a batch
@@ -26,40 +26,24 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import EvalPrediction, TrainingArguments
-from transformers.trainer_utils import speed_metrics
+from transformers.trainer_utils import denumpify_detensorize, speed_metrics
 
 from soft_trainer import distributed
-from soft_trainer.criterion import Criterion
 from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, token_column
-from soft_trainer.encoders.attention import running
-from soft_trainer.encoders.encoding import (
-    Encoder,
-    collator_of,
-    comparable,
-    embed_sharded,
-    encode,
-    placed,
-    prompt_length,
-    score,
-)
-from soft_trainer.encoders.packing import Passes
-from soft_trainer.encoders.passes import decide_passes
+from soft_trainer.data.tokens import GraphColumn, TokenColumn, token_column
+from soft_trainer.encoders.encoding import comparable, embed_sharded, encode, placed, score
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static import exclude_unknown_token
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
-from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, by_corpus, mean_over_sets, rank_corpus
 from soft_trainer.run import interruption, preflight
 from soft_trainer.run.setup import RunDetails, set_up
 from soft_trainer.run.trainer import RunTrainer
 from soft_trainer.training.batches import Batch, TrainBatches
-from soft_trainer.training.collator import PairCollator, pieces_of
 from soft_trainer.training.gradient_cache import cached_backward
-from soft_trainer.training.prepared_rows import prepare_rows, train_loader
+from soft_trainer.training.prepared_rows import prepared_rows, train_loader
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.targets import TargetMaker
 
@@ -74,8 +58,8 @@ class SoftInfoNCETrainer(RunTrainer):
             adapter (`model.add_adapter`). A `PeftModel` is unwrapped, and so is a `SentenceTransformer` if an
             `EncoderProfile` can describe its modules. A folder or a name on the Hub is loaded with its tokenizer.
         args: `SoftInfoNCETrainingArguments` or plain `transformers.TrainingArguments`. Without an estimator among the
-            callbacks, `SoftInfoNCETrainingArguments` select the command line's default estimator, and plain
-            `TrainingArguments` train with InfoNCE.
+            callbacks, the former select the command line's default estimator, and the latter BM25. A subclass with its
+            own `compute_loss` or `block_loss`, and batches of fewer than five pairs, train with InfoNCE by default.
         train_dataset: pairs of a query and a function with the columns that `load_rows` recognises, as a `Dataset`, a
             data frame or a list of dicts, or a `Split` of queries, corpus and judgments. A dict holds several sources;
             each batch comes from one source. The trainer stores the pairs as `train_dataset` and the `Split` as
@@ -125,126 +109,15 @@ class SoftInfoNCETrainer(RunTrainer):
         split = training_split(train_dataset, "train_dataset", columns, starting.profile)
         sets = evaluation_splits(eval_dataset, codebase, "eval_dataset", columns)
         details = details or RunDetails()
-        setup = set_up(starting, args, split, sets, callbacks, kwargs.get("compute_metrics"), details.about)
-        self.starting = starting
-        self.encoder = starting.profile
+        own_loss = None
+        for name in ("compute_loss", "block_loss"):
+            if getattr(type(self), name) is not getattr(SoftInfoNCETrainer, name):
+                own_loss = type(self).__name__
+        compute_metrics = kwargs.get("compute_metrics")
+        setup = set_up(starting, args, split, sets, callbacks, compute_metrics, details.about, own_loss)
         self.columns = columns
-        self.train_split = split
         self.codebase = codebase
-        self.estimator_callback = setup.estimator_callback
-        self.plan = setup.plan
-        self.passes = Passes()
-        self._passes_of = None  # the model and the settings that `passes` is about
-        self._collates = data_collator is None
         super().__init__(setup, details, data_collator=data_collator, **kwargs)
-        self._resolved = self._settings()
-        self._use_plan()
-
-    def _bind_estimator(self) -> None:
-        """Passes the encoder to the estimator, whose default settings may depend on the encoder."""
-        if isinstance(self.estimator, Estimator):
-            self.estimator.bind(self.text_encoder)
-
-    def add_callback(self, callback) -> None:
-        """Adds a callback. An estimator or an `EstimatorCallback` supplies the weights from now on."""
-        (callback,) = with_estimators([callback])
-        super().add_callback(callback)
-        if isinstance(callback, EstimatorCallback):
-            self.estimator_callback = find_estimator_callback({self.estimator_callback, callback})
-            self._bind_estimator()
-            self.resolve()
-
-    # ---- Settings ----
-
-    def resolve(self) -> None:
-        """Derives the training plan from the current `args`, unless nothing has changed since the last time.
-
-        Raises:
-            UserError: the settings are incompatible.
-        """
-        if not self.args.auto_find_batch_size:  # otherwise, `Trainer` may have found a smaller one
-            self._train_batch_size = self.args.train_batch_size
-        if self._settings() != self._resolved:
-            self.plan = preflight.make_plan(self, self._train_batch_size)
-            self._use_plan()
-            self._resolved = self._settings()
-
-    def _settings(self) -> tuple:
-        """Returns everything that the plan and its checks depend on and that may change after the constructor."""
-        return dict(vars(self.args)), self._train_batch_size, self.estimator, self.model
-
-    def _use_plan(self) -> None:
-        """Makes the collator that the plan needs, and checks the plan against the rows and the encoder."""
-        exclude_unknown_token(self.model, self.processing_class)
-        self._decide_passes()
-        prompts = {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
-        if self._collates:
-            self.data_collator = PairCollator(
-                collator_of(self.passes, self.processing_class.pad_token_id, self.args.device),
-                {side: self.encoder.max_tokens(side) for side in SIDES},
-                prompts,
-                self.plan.options.gradient_cache_chunk_size,
-                pieces_of(self.passes, self.args.device, self.model),
-            )
-        else:
-            preflight.check_own_collator(self.plan, prompts)
-            options = dataclasses.replace(self.plan.options, negatives_per_query=0)  # it reads only pairs
-            self.plan = dataclasses.replace(self.plan, options=options)
-        preflight.check_encoder(self.model, self.processing_class, self.encoder)
-        if self.train_split is not None:
-            preflight.check_adapter(self.model, self.args, self.encoder)
-
-    def _decide_passes(self) -> None:
-        """Decides how forward passes run, once for each model. Every process gets the main process's decision.
-
-        Raises:
-            UserError: `packing` is true, but the passes must be padded.
-        """
-        model = getattr(self.model, "module", self.model)  # FSDP 1 wraps the encoder when training begins
-        packing = getattr(self.args, "packing", "auto")
-        reason = preflight.pads(self.args, not self._collates, self.accelerator, self.encoder.pooling)
-        if self._passes_of == (model, packing, reason):
-            return
-        self._passes_of = (model, packing, reason)
-        decided = model, self.encoder, self.args.device, self.precision, packing, reason
-        # With FSDP, the other processes may not have the weights yet.
-        self.passes = distributed.on_main(lambda: decide_passes(*decided))
-        if str(packing).lower() == "true" and not self.passes.packed:
-            raise UserError(f"packing=true: the texts of this run cannot be packed: {self.passes.why_padded}")
-
-    def running(self) -> contextlib.AbstractContextManager:
-        """Returns a context manager that prepares the model for our forward and backward passes; see `passes.py`."""
-        return running(self.model, self.passes.packed)
-
-    @property
-    def text_encoder(self) -> Encoder:
-        """The model with its tokenizer and profile, ready to encode."""
-        return Encoder(self.model, self.processing_class, self.encoder, passes=self.passes)
-
-    @property
-    def criterion(self) -> Criterion:
-        """The training loss with its settings."""
-        return self.plan.criterion
-
-    @property
-    def estimator(self):
-        """The estimator that supplies the weights, or None."""
-        if self.estimator_callback is None:
-            return None
-        return self.estimator_callback.estimator
-
-    @property
-    def evaluated_dims(self) -> tuple[int, ...]:
-        """The Matryoshka dimensions to evaluate in addition to the full embedding."""
-        dims = self.plan.dims or self.encoder.matryoshka_dims
-        return tuple(dim for dim in dims if dim < self.starting.size)
-
-    @property
-    def precision(self) -> str:
-        """The number format of the forward pass, which depends on the launcher, the arguments and the model."""
-        if self.accelerator.mixed_precision == "no":
-            return str(self.model.dtype).removeprefix("torch.")
-        return self.accelerator.mixed_precision
 
     # ---- Batches ----
 
@@ -261,7 +134,7 @@ class SoftInfoNCETrainer(RunTrainer):
                 self.estimator.packing = getattr(self.args, "packing", "auto")
             self.estimator_callback.fit(self.train_split)
         seed = data_seed(self.args)
-        self.ongoing.prepared = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, seed)
+        self.ongoing.prepared = prepared_rows(self.train_split, self.plan, self.estimator, self.encoder, seed)
 
     def _train_batches(self) -> TrainBatches:
         """Returns the data set that data workers build training batches from: tokens, judgments and similarities."""
@@ -398,18 +271,21 @@ class SoftInfoNCETrainer(RunTrainer):
         if isinstance(eval_dataset, str):
             eval_dataset = {eval_dataset: self.eval_dataset[eval_dataset]}
         sets = self._splits(self.eval_dataset if eval_dataset is None else eval_dataset, codebase, metric_key_prefix)
-        if isinstance(sets, Mapping):
-            metrics = {}
-            for output in self.predict_sets(sets, metric_key_prefix).values():
-                metrics |= output.metrics
-            metrics |= mean_over_sets(metrics, metric_key_prefix, tuple(sets))
-        else:
-            metrics = self.predict(sets, metric_key_prefix=metric_key_prefix).metrics
+        metrics = self.metrics_of(sets, metric_key_prefix)
         self.evaluations.append((self.state.global_step, self.is_in_train, metrics))
         self._add_new_tokens()
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def metrics_of(self, sets: Split | Mapping[str, Split], prefix: str) -> dict[str, float]:
+        """Returns the metrics of `evaluate` without logging them."""
+        if not isinstance(sets, Mapping):
+            return self.predict(sets, metric_key_prefix=prefix).metrics
+        metrics = {}
+        for output in self.predict_sets(sets, prefix).values():
+            metrics |= output.metrics
+        return metrics | mean_over_sets(metrics, prefix, tuple(sets))
 
     def predict(
         self,
@@ -443,7 +319,8 @@ class SoftInfoNCETrainer(RunTrainer):
         metrics = output.metrics
         if self.compute_metrics is not None:
             predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))
-            metrics |= self.compute_metrics(EvalPrediction(predictions, best_answers(split.judgments)))
+            found = self.compute_metrics(EvalPrediction(predictions, best_answers(split.judgments)))
+            metrics |= denumpify_detensorize(found)
         metrics |= speed_metrics("", start, num_samples=len(split.queries))
         prefix = f"{metric_key_prefix}_"  # the user's metrics may have it; speed metrics start with "_"
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}

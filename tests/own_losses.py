@@ -37,6 +37,32 @@ def total(scores, positives):
     return torch.nn.functional.cross_entropy(scores, positives, reduction="sum")
 
 
+def in_both_directions(scores, positives):
+    """Returns the symmetric loss of CLIP, whose second half compares each function with all queries."""
+    queries = torch.arange(len(scores))
+    return (info_nce(scores, positives) + info_nce(scores[:, positives].T, queries)) / 2
+
+
+def with_a_balance(scores, positives):
+    """Adds a term over the queries: how unequally they use the functions."""
+    return info_nce(scores, positives) + scores.softmax(1).mean(0).var()
+
+
+def uniform(scores, positives):
+    """Adds a term over the queries, of each function's scores."""
+    return info_nce(scores, positives) + scores.logsumexp(0).mul(0.1).mean()
+
+
+def sum_of_scores(scores):
+    """Returns a sum that is 0 for a batch whose scores cancel."""
+    return scores.sum()
+
+
+def symmetric_total(scores, positives):
+    """Returns the symmetric loss of CLIP as a sum over the queries."""
+    return in_both_directions(scores, positives) * len(scores)
+
+
 def over_the_batch_size(scores, positives):
     """Returns a mean that is divided by the number of queries again."""
     return info_nce(scores, positives) / len(scores)

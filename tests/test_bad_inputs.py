@@ -95,8 +95,6 @@ def test_a_bad_input_is_one_line(script, paths, data_dir, tmp_path, monkeypatch,
 
 # Options with which a library fails before the first step, and the start of its error.
 LIBRARIES = {
-    "RuntimeError: WandbCallback requires wandb to be installed. Run `pip install wandb`": {"report_to": "wandb"},
-    "ValueError: wand is not supported, only azure_ml, ": {"report_to": "wand"},
     "TypeError: get_linear_schedule_with_warmup() got": {"lr_scheduler_kwargs": '{"a": 1}'},
 }
 

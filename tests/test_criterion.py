@@ -290,6 +290,8 @@ def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
         ({"loss": "own_losses:several"}, "returned Tensor[3] for scores of Tensor[3, 5]: expected a scalar"),
         ({"loss": "own_losses:total"}, "for the same queries twice: expected the mean over queries"),
         ({"loss": "own_losses:over_the_batch_size"}, "for the same queries twice: expected the mean over queries"),
+        ({"loss": "own_losses:sum_of_scores"}, "for the same queries twice: expected the mean over queries"),
+        ({"loss": "own_losses:symmetric_total"}, "for the same queries twice: expected the mean over queries"),
         ({"loss": "own_losses:constant"}, "with a gradient for the scores"),
         ({"loss": "own_losses:needs_negatives"}, "failed on a test batch of 3 queries and 5 functions. TypeError"),
         ({"loss": "own_losses:hinge"}, "loss=own_losses:hinge needs an estimator"),
@@ -312,6 +314,20 @@ def test_a_function_that_no_step_can_call_is_refused(options, message):
         resolve_loss(SoftInfoNCEOptions(**options), object() if needs_estimator else None)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["in_both_directions", "with_a_balance", "uniform"])
+def test_a_term_over_queries_is_refused_only_if_queries_are_divided(name):
+    options = {"loss": f"own_losses:{name}"}
+    assert resolve_loss(SoftInfoNCEOptions(**options)).loss == options["loss"]
+    for divided, processes, words in (
+        ({"gradient_cache_chunk_size": 8}, 1, "gradient_cache_chunk_size=8"),
+        ({}, 2, "2 processes"),
+    ):
+        with refused("a query's term depends on other queries", f"change with {words}", "override block_loss"):
+            resolve_loss(SoftInfoNCEOptions(**options, **divided), None, processes)
+        resolve_loss(SoftInfoNCEOptions(loss="own_losses:info_nce", **divided), None, processes)
+        resolve_loss(SoftInfoNCEOptions(loss="own_losses:hinge", **divided), object(), processes)
 
 
 def test_a_function_from_python_is_kept_by_its_name():

@@ -62,7 +62,7 @@ def test_an_interruption_tells_how_to_continue_a_run_that_overwrites(tmp_path):
     mark_complete(tmp_path / "checkpoint-2", {})
     args = SimpleNamespace(output_dir=str(tmp_path), overwrite=True)
     assert how_to_continue(args, step=0) == "the output folder is unchanged"
-    assert "checkpoint-2, run the same command without overwrite=true; in Python" in how_to_continue(args, step=2)
+    assert "checkpoint-2, run the same command without --overwrite true; in Python" in how_to_continue(args, step=2)
     args.overwrite = False
     assert "checkpoint-2, run the same command; in Python" in how_to_continue(args, step=2)
 

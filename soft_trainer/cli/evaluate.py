@@ -19,9 +19,9 @@ from pathlib import Path
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
+from soft_trainer.option_spec import option_specs
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import option_specs
 from soft_trainer.terminal import one_line_errors, print_on_main
 
 SHARED = {}
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
                 if not args.overwrite and (file.exists() or Path(f"{file}.qrels").exists()):
                     raise UserError(
                         f"run_file={path}: {file} or {file}.qrels would be overwritten; set another run_file, or "
-                        "overwrite=true"
+                        "--overwrite true"
                     )
         trainer = SoftInfoNCETrainer(encoder, args, details=dataclasses.replace(rows, followed=()))
         if data_args.source_dir and data_args.mining_keep is None:
@@ -100,7 +100,9 @@ def run(arguments: argparse.Namespace) -> None:
             sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": encoder.label}) + "\n")
             print_examples(run)
             if arguments.output_dir:
-                write_run(run, {name: value for name, value in run.record().items() if name not in ABOUT_TRAINING})
+                write_run(
+                    run, {name: value for name, value in run.trainer.record().items() if name not in ABOUT_TRAINING}
+                )
                 print_on_main(f"Written to {args.output_dir}")
 
         trainer.measure("trained", finish, arguments.run_depth if arguments.run_file else 10)

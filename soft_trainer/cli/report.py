@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folders", metavar="OUTPUT_DIRS", nargs="+", help="output folders of runs, or folders that contain them")
     add("--baseline", metavar="NAME", help="method to compare the others with (default: InfoNCE)")
-    add("--output_dir", help="output folder (default: the folder `report` in the first of OUTPUT_DIRS)")
+    add("--output_dir", default="report", help="output folder (default: report, in the present folder)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -24,7 +23,6 @@ def run(arguments: argparse.Namespace) -> None:
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.studies.report import write_report
 
-    output_dir = arguments.output_dir or Path(arguments.folders[0]) / "report"
-    page = write_report(arguments.folders, output_dir, arguments.baseline)
+    page = write_report(arguments.folders, arguments.output_dir, arguments.baseline)
     sys.stdout.write(page.read_text(encoding="utf-8"))
     sys.stderr.write(f"Written to {page}\n")

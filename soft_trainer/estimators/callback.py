@@ -24,6 +24,7 @@ class EstimatorCallback(TrainerCallback):
 
     Args:
         estimator: an object with `fit(split)` and `similarity(query_rows, code_rows)`.
+        by_default: True if nobody chose this estimator, so that another one replaces it (`Trainer.add_callback`).
 
     Attributes:
         histogram: the distribution of the negatives' weights in the last logged step, with the keys `edges` and
@@ -32,8 +33,9 @@ class EstimatorCallback(TrainerCallback):
 
     BINS = 40
 
-    def __init__(self, estimator):
+    def __init__(self, estimator, by_default: bool = False):
         self.estimator = estimator
+        self.by_default = by_default
         self.histogram: dict[str, list] | None = None
         self._last: dict | None = None
 

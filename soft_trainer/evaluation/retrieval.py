@@ -46,6 +46,10 @@ class RetrievalOutput:
     metrics: dict[str, float]
     by_query: dict[str, np.ndarray] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        figures = [f"{name}={value:.4f}" for name, value in self.metrics.items() if name.endswith("mrr")]
+        return f"RetrievalOutput({', '.join([f'queries={len(self.ranks)}', *figures])})"
+
     @property
     def ranks(self) -> Tensor:
         """The rank of each query's best-ranked relevant function, LongTensor[Q], starting at 1."""

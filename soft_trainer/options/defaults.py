@@ -14,14 +14,14 @@ from accelerate.state import AcceleratorState
 
 from soft_trainer.choices import ESTIMATORS, WEIGHTINGS
 from soft_trainer.criterion import Criterion
-from soft_trainer.encoders.hub_files import published_name, repository_file, split_revision
-from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import TEACHER_WEIGHT
-from soft_trainer.options.option_spec import ENCODER, changed_options
+from soft_trainer.hub_files import published_name, repository_file, split_revision
+from soft_trainer.loss_options import TEACHER_WEIGHT
+from soft_trainer.option_spec import ENCODER, changed_options
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.packaged import BASE
 from soft_trainer.references import import_reference
 from soft_trainer.terminal import print_on_main
 
@@ -40,7 +40,7 @@ RANDOM = {"estimator": "bm25", "train_sampling_strategy": "random", "weighting":
 METHODS = {
     "search": {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"},
     "distilled": RANDOM,  # and the teacher in the encoder's profile
-    "base": RANDOM | {"estimator": "none"},
+    "base": RANDOM,
     "static": RANDOM,
     "scratch": RANDOM,
     "pretrained": RANDOM,
@@ -246,7 +246,7 @@ def _choose_teacher(choice: _Choice, kind: str, stored: str | None, estimator) -
 def _adapt(choice: _Choice, kind: str, estimator) -> None:
     """Replaces defaults of a kind of encoder that cannot work beside the user's options."""
     args = choice.args
-    weighs = kind not in ("base", "distilled")  # the default loss of the kind
+    weighs = kind != "distilled"  # the default loss of the kind
     if args.estimator in (None, "none"):
         without = {"train_sampling_strategy": "random", "weighting": "linear"}
         loss = "info_nce" if weighs else None

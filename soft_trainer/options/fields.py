@@ -9,13 +9,13 @@ import functools
 import os
 from dataclasses import dataclass
 
-from soft_trainer.choices import ESTIMATORS, LOSSES, WEIGHTINGS, WITHOUT_ESTIMATOR
+from soft_trainer.choices import ESTIMATORS, WITHOUT_ESTIMATOR
 from soft_trainer.errors import UserError
-from soft_trainer.options.option_spec import check_values, documented, option, unset
+from soft_trainer.loss_options import TEACHER_WEIGHT, LossOptions
+from soft_trainer.option_spec import check_values, documented, option, unset
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 
 CODESEARCHNET = "code-search-net/code_search_net"
-CANCELLATIONS = ("none", "top_k", "ratio")
 # The strategies of `soft_trainer.training.sampler`.
 STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar")
 
@@ -184,90 +184,6 @@ class DataArguments:
         return os.path.basename(os.path.abspath(own.replace("{language}", "")))
 
 
-# The default is the estimator's attribute, or 1 if it has none. `Criterion` itself has BM25's values as defaults.
-estimator_default = functools.partial(unset, of_estimator=1.0)
-TEACHER_WEIGHT = 0.3  # chosen on valid in benchmarks/teacher_study.md
-# Options that determine the paper's weights.
-weighing = functools.partial(option, group="weights")
-weighing_default = functools.partial(estimator_default, group="weights")
-
-
-@dataclass
-class LossOptions:
-    """Options for the loss and its weights, which are the fields of `soft_trainer.criterion.Criterion`."""
-
-    loss: str | None = weighing(
-        None,
-        f"{', '.join(LOSSES)}, or your own function as module:name. Default: soft_info_nce with an estimator, "
-        "otherwise info_nce.",
-        choices=tuple(LOSSES),
-        own=True,
-        refers_to="code",
-        common=True,
-    )
-    alpha: float | None = weighing_default(
-        "weighting=linear: weight of the similarity in Eq. 4.",
-        least=0,
-    )
-    beta: float | None = weighing_default("weighting=linear: constant in Eq. 4.", above=0)
-    temperature: float | None = weighing_default(
-        "Temperature of the softmax of similarities, or of positive_aware weights. It belongs to the weights: the "
-        "scores in the loss have score_scale.",
-        least=0,
-    )
-    floor: float = weighing(
-        0.1,
-        "weighting=linear: smallest weight of a negative in Eq. 4.",
-        least=0,
-        most=1,
-    )
-    weighting: str = weighing(
-        "linear",
-        "How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware compares "
-        "them with the positive; or your own function as module:name. Default: positive_aware for search encoders, "
-        "otherwise linear.",
-        choices=tuple(WEIGHTINGS),
-        own=True,
-        refers_to="code",
-        common=True,
-    )
-    margin: float | None = weighing_default(
-        "weighting=positive_aware: a negative has weight 1 if it is less similar than the positive by this much.",
-        of_estimator=0.0,
-    )
-    distill_weight: float = option(
-        0.0,
-        "Weight of an additional loss, the KL divergence between the estimator's scores and the encoder's over the "
-        f"negatives. 0 turns it off. Default: {TEACHER_WEIGHT} with a teacher, otherwise 0.",
-        least=0,
-    )
-    distill_temperature: float | None = estimator_default(
-        "Temperature of the estimator's softmax in the loss that distill_weight adds.",
-        above=0,
-    )
-    infonce_weight: float = weighing(
-        1.3,
-        "Weight of InfoNCE in kl_regularization.",
-        least=0,
-    )
-    kl_weight: float = weighing(
-        0.7,
-        "Weight of the divergence in kl_regularization.",
-        least=0,
-    )
-    cancel: str = weighing("none", "False-negative cancellation: none, top_k or ratio.", choices=CANCELLATIONS)
-    cancel_k: int = weighing(
-        3,
-        "cancel=top_k: number of negatives to exclude, the most similar ones.",
-        least=0,
-    )
-    cancel_ratio: float = weighing(
-        0.5,
-        "cancel=ratio: negatives are excluded if their similarity is above this fraction of the positive's.",
-        least=0,
-    )
-
-
 @dataclass
 class SoftInfoNCEOptions(LossOptions):
     """Options for the loss and its weights, the batches and the negatives."""
@@ -331,8 +247,8 @@ class EstimatorOptions:
     estimator: str | None = option(
         "bm25",
         f"Estimator for weights and similar rows: {', '.join(ESTIMATORS)}, or module:Class. "
-        "initial_model is the encoder before training. Default: initial_model for search encoders, none for base, "
-        "the teacher of distilled ones, otherwise bm25.",
+        "initial_model is the encoder before training. Default: initial_model for search encoders, the teacher of "
+        "distilled ones, otherwise bm25.",
         choices=tuple(ESTIMATORS),
         own=True,
         refers_to="code",

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from soft_trainer.errors import UserError
+from soft_trainer.option_spec import option_specs
 from soft_trainer.options.fields import PARTS, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.recipes import read_recipe, recipe_path
 from soft_trainer.terminal import nearest, one_line_errors
 

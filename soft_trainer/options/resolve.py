@@ -6,15 +6,19 @@ import multiprocessing
 from dataclasses import dataclass, fields
 
 from transformers import SchedulerType, TrainingArguments
+from transformers.integrations import integration_utils
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from soft_trainer.choices import COMPARE_CODES
 from soft_trainer.criterion import Criterion
 from soft_trainer.encoders.encoding import parse_dims
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
-from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions, TrainingOptions
-from soft_trainer.options.option_spec import OptionSpec, check_values, option_specs
+from soft_trainer.loss_options import LossOptions
+from soft_trainer.option_spec import OptionSpec, check_values, option_specs
+from soft_trainer.options.fields import SoftInfoNCEOptions, TrainingOptions
 from soft_trainer.references import NamedFunction, name_functions
+from soft_trainer.terminal import nearest
 
 # Options that cannot be turned on, each with the reason.
 REFUSED = {
@@ -74,7 +78,7 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """N, the number of functions that each query is compared with in each step."""
+        """N, the number of functions that each query is compared with in each step, without hard negatives."""
         if self.gathers:
             return self.batch_size * self.processes
         return self.batch_size
@@ -125,7 +129,7 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     check_options(args)
     given = {field.name: getattr(args, field.name, None) for field in fields(SoftInfoNCEOptions)}
     options = SoftInfoNCEOptions(**{name: value for name, value in given.items() if value is not None})
-    loss = resolve_loss(options, estimator)
+    loss = resolve_loss(options, estimator, args.world_size)
     return Plan(
         loss,
         options,
@@ -137,7 +141,7 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     )
 
 
-def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
+def resolve_loss(options: SoftInfoNCEOptions, estimator=None, processes: int = 1) -> Criterion:
     """Returns the loss settings of a run. The estimator supplies defaults for options that are None.
 
     Raises:
@@ -181,7 +185,10 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
             "loss=soft_info_nce, or loss=info_nce with distill_weight"
         )
     if ":" in loss.loss + loss.weighting:  # tests try out the package's own functions
-        loss.try_out()
+        divided_by = f"{processes} processes" if processes > 1 else ""
+        if options.gradient_cache_chunk_size is not None:
+            divided_by = f"gradient_cache_chunk_size={options.gradient_cache_chunk_size}"
+        loss.try_out(divided_by)
     return loss
 
 
@@ -220,6 +227,13 @@ def check_options(args: TrainingArguments) -> None:
             value = getattr(owner, name, None)
             if value:
                 raise UserError(f"{prefix}{name}={value}: has no effect in this run; {reason}")
+    for name in args.report_to or ():
+        if name not in INTEGRATION_TO_CALLBACK:
+            near = nearest(name, list(INTEGRATION_TO_CALLBACK))
+            raise UserError(f"report_to={name}: use none or some of {', '.join(INTEGRATION_TO_CALLBACK)}{near}")
+        is_available = getattr(integration_utils, f"is_{name}_available", None)
+        if is_available is not None and not is_available():
+            raise UserError(f"report_to={name}: not installed; pip install {name}, or set report_to=none")
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")
     parallelism = getattr(args, "parallelism_config", None)

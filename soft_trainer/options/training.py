@@ -12,9 +12,9 @@ from transformers import TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
+from soft_trainer.option_spec import check_values, documented, option_specs
 from soft_trainer.options.fields import PARTS, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import check_values, documented, option_specs
 from soft_trainer.references import name_functions
 
 # The options of `transformers` that do not affect results, or not always. All others count in a run fingerprint. The

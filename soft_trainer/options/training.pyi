@@ -34,7 +34,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             otherwise random.
         estimator: Estimator for weights and similar rows: none, bm25, trained_model, simcse, initial_model, scores,
             or module:Class. initial_model is the encoder before training. Default: initial_model for search encoders,
-            none for base, the teacher of distilled ones, otherwise bm25.
+            the teacher of distilled ones, otherwise bm25.
         estimator_model: Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION.
         estimator_cache_dir: Folder for cached row embeddings, or none for no cache. Default: in the Hugging Face
             home.
@@ -43,14 +43,14 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         bm25_document_column: Column that bm25 scores queries against, instead of other queries.
         loss: soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
             Default: soft_info_nce with an estimator, otherwise info_nce.
+        weighting: How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware
+            compares them with the positive; or your own function as module:name. Default: positive_aware for search
+            encoders, otherwise linear.
         alpha: weighting=linear: weight of the similarity in Eq. 4. Default: the estimator's.
         beta: weighting=linear: constant in Eq. 4. Default: the estimator's.
         temperature: Temperature of the softmax of similarities, or of positive_aware weights. It belongs to the
             weights: the scores in the loss have score_scale. Default: the estimator's.
         floor: weighting=linear: smallest weight of a negative in Eq. 4.
-        weighting: How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware
-            compares them with the positive; or your own function as module:name. Default: positive_aware for search
-            encoders, otherwise linear.
         margin: weighting=positive_aware: a negative has weight 1 if it is less similar than the positive by this
             much. Default: the estimator's.
         distill_weight: Weight of an additional loss, the KL divergence between the estimator's scores and the
@@ -131,8 +131,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     group_by_length, one_language, or similar. Default: similar for search encoders, otherwise random."""
     estimator: str | None = "bm25"
     """Estimator for weights and similar rows: none, bm25, trained_model, simcse, initial_model, scores, or
-    module:Class. initial_model is the encoder before training. Default: initial_model for search encoders, none for
-    base, the teacher of distilled ones, otherwise bm25."""
+    module:Class. initial_model is the encoder before training. Default: initial_model for search encoders, the teacher
+    of distilled ones, otherwise bm25."""
     estimator_model: str | None = None
     """Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION."""
     estimator_cache_dir: str | None = None
@@ -146,6 +146,10 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     loss: str | None = None
     """soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
     Default: soft_info_nce with an estimator, otherwise info_nce."""
+    weighting: str = "linear"
+    """How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware compares them
+    with the positive; or your own function as module:name. Default: positive_aware for search encoders, otherwise
+    linear."""
     alpha: float | None = None
     """weighting=linear: weight of the similarity in Eq. 4. Default: the estimator's. Values: 0 or more."""
     beta: float | None = None
@@ -155,10 +159,6 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     in the loss have score_scale. Default: the estimator's. Values: 0 or more."""
     floor: float = 0.1
     """weighting=linear: smallest weight of a negative in Eq. 4. Values: from 0 to 1. Default: 0.1."""
-    weighting: str = "linear"
-    """How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware compares them
-    with the positive; or your own function as module:name. Default: positive_aware for search encoders, otherwise
-    linear."""
     margin: float | None = None
     """weighting=positive_aware: a negative has weight 1 if it is less similar than the positive by this much. Default:
     the estimator's."""

@@ -9,6 +9,7 @@ files. A checkpoint is complete once `complete.json` has the sizes of its files.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 import time
@@ -45,7 +46,7 @@ from soft_trainer.files import (
     write_json,
 )
 from soft_trainer.fingerprints import file_fingerprint, plain_settings
-from soft_trainer.options.option_spec import references
+from soft_trainer.option_spec import references
 from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.run.fingerprint import (
     MAY_CHANGE,
@@ -273,10 +274,10 @@ class OutputFolder(TrainerCallback):
         if checkpoint is not None and Path(checkpoint).resolve().is_relative_to(self.path.resolve()):
             self.overwrite = False  # the trainer compares the run with the checkpoint
         elif state.name == OTHER and not self.overwrite:
-            raise UserError(f"output_dir={self.path}: {state.why}: set another output_dir, or overwrite=true")
+            raise UserError(f"output_dir={self.path}: {state.why}: set another output_dir, or --overwrite true")
         elif checkpoint is None and state.name == STOPPED and not self.overwrite:
             checkpoint = state.checkpoint
-            print_on_main(f"Continuing from {checkpoint}; overwrite=true starts from the beginning")
+            print_on_main(f"Continuing from {checkpoint}; --overwrite true starts from the beginning")
         return False, checkpoint
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
@@ -301,6 +302,12 @@ class OutputFolder(TrainerCallback):
             if best.is_dir():
                 state.best_model_checkpoint = str(best)
 
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        """Says so if the metric that chooses the best checkpoint is NaN, because `Trainer` ignores such a value."""
+        name = f"eval_{(args.metric_for_best_model or '').removeprefix('eval_')}"
+        if math.isnan((metrics or {}).get(name, 0)):
+            print_on_main(f"warning: {name} is NaN at step {state.global_step}, so this step cannot be the best")
+
     def on_step_begin(self, args, state, control, **kwargs):
         """Before the first step, removes unfinished checkpoints and, with `overwrite`, an earlier run's."""
         if self._cleaned or not self.refuses or not state.is_world_process_zero:
@@ -310,7 +317,7 @@ class OutputFolder(TrainerCallback):
             if self.overwrite or (path / UNFINISHED).exists():
                 shutil.rmtree(path, ignore_errors=True)
 
-    def save_encoder(self, trainer) -> None:
+    def take_encoder(self, trainer) -> None:
         """Saves the trained encoder, and replaces the files of an earlier run. Every process calls this method."""
         aside = self.path / ASIDE
         trainer.save_model(str(aside), _internal_call=True)  # `Measurements.finish` writes the card
@@ -486,11 +493,17 @@ def compared(fingerprint: Callable[[], Mapping], checkpoint: str | None) -> dict
             raise UserError(
                 f"{checkpoint}: was trained in float32, and this run would train in bf16; resume with --bf16 false"
             )
+        loss = "the criterion's loss"
+        if then["format"] == now["format"] and (then[loss], now[loss]) == ("info_nce", "soft_info_nce"):
+            raise UserError(
+                f"{checkpoint}: was trained with InfoNCE, and this run would train with Soft-InfoNCE; resume with "
+                "loss=info_nce"
+            )
         if changed := changes(then, now, MAY_CHANGE_ON_RESUME):
             raise UserError(
                 f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings, and with at "
-                "least its original length, because the learning rate depends on it; overwrite=true without "
-                "resume_from_checkpoint starts a new run"
+                "least its original length, because the learning rate depends on it; --overwrite true without "
+                "--resume_from_checkpoint starts a new run"
             )
         return now
 

@@ -34,7 +34,7 @@ def how_to_continue(args, step: int) -> str:
     checkpoint = newest_complete(args.output_dir) if args.output_dir else None
     if checkpoint is None:
         return "no checkpoint has been written, so the next run starts from the first step"
-    command = "the same command without overwrite=true" if overwrite else "the same command"
+    command = "the same command without --overwrite true" if overwrite else "the same command"
     return f"to continue from {checkpoint}, run {command}; in Python, call train(resume_from_checkpoint='last')"
 
 

@@ -21,9 +21,9 @@ from soft_trainer.evaluation.results import change_of_mrr
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_corpus, by_query, means
 from soft_trainer.files import PROFILE_FILE
 from soft_trainer.model_card import write_model_card
+from soft_trainer.option_spec import unread_lines
 from soft_trainer.options.fields import CODESEARCHNET
-from soft_trainer.options.option_spec import unread_lines
-from soft_trainer.run.record import draw_training, trainer_record, training_numbers, write_run
+from soft_trainer.run.record import draw_training, training_numbers, write_run
 from soft_trainer.run.reporting import print_results
 from soft_trainer.terminal import print_on_main
 
@@ -39,7 +39,7 @@ class Measurements(TrainerCallback):
     Attributes:
         outputs: `{set: {system: RetrievalOutput}}`. A system is "untrained" (before training), "trained", "lexical"
             (BM25) or "combined" (the encoder with BM25).
-        step: the step of the weights in the record that was written last, or None.
+        step: the step of the weights that were measured last, or None.
     """
 
     def __init__(self, trainer):
@@ -69,7 +69,8 @@ class Measurements(TrainerCallback):
         published = about.get("dataset") == CODESEARCHNET and len(about["languages"]) == 1
         paper = about["languages"][0] if published else None
         several = trainer.train_split is not None and trainer.train_split.sources
-        print_on_main(statistics_table(self.statistics, paper, args.do_eval and args.do_predict and not several))
+        complete = args.from_command_line and args.do_eval and args.do_predict and not several
+        print_on_main(statistics_table(self.statistics, paper, complete))
 
     @property
     def results(self) -> dict[str, dict[str, dict]]:
@@ -88,6 +89,7 @@ class Measurements(TrainerCallback):
                 This is slow for a large corpus, so do it only once.
             top_k: the number of top functions to keep for each query.
         """
+        self.step = self.trainer.state.global_step
         for sets in by_corpus(self.measured):
             codes = self.trainer.embed_rows(next(iter(sets.values())).corpus, "code")
             for name, split in sets.items():
@@ -147,20 +149,14 @@ class Measurements(TrainerCallback):
             return
         path = self.folder.path
         state = self.trainer.state
-        record = self.record()
+        record = self.trainer.record()
         # A run that only evaluates keeps the card of an encoder that an earlier run left in the folder.
         if (path / PROFILE_FILE).is_file() and self.folder.trains:
             draw_training(path, state.log_history)
             if getattr(self.trainer.args, "model_card", True):
                 write_model_card(path, record)
         write_run(self, record, train=training_numbers(state))
-        self.step = state.global_step
         print_results(self)
-
-    def record(self) -> dict:
-        """Returns the run's record, which the model card and the report are written from (see `model_card`)."""
-        record = trainer_record(self.trainer, self.statistics)
-        return record | {"results": self.results, "chosen_on": self.chosen_on}
 
     @property
     def chosen_on(self) -> list[str]:

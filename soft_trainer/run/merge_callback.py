@@ -59,6 +59,6 @@ class MergeCallback(TrainerCallback):
             return
         trainer.use_averaged_weights()
         if args.should_save:
-            trainer.export(unmerged, merge=args.merge_lora)
+            trainer.save_encoder(unmerged, merge=args.merge_lora)
         model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
         self.record = merge(model, self.before, args.merge_ratio)

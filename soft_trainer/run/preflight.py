@@ -15,9 +15,9 @@ from soft_trainer import distributed
 from soft_trainer.choices import FIND_NEIGHBOURS
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
-from soft_trainer.encoders.comparing import LARGEST_COMPARED
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import check_model, given_encoder, load_model
+from soft_trainer.encoders.passes import LARGEST_COMPARED
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator
@@ -68,12 +68,13 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
         )
 
 
-def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
+def check_metric(args, dims: Iterable[int], eval_dataset, tried: Callable[[], Mapping] | None = None) -> None:
     """Checks that evaluation computes `metric_for_best_model`.
 
     Args:
         dims: the truncated embedding sizes to measure in addition to full embeddings.
         eval_dataset: the evaluation rows, or a dict of several sets, each with its own metrics.
+        tried: evaluates a few rows, with the user's `compute_metrics`, or None if there is no such function.
 
     Raises:
         UserError: evaluation does not compute the metric. The message suggests a similar one.
@@ -95,6 +96,11 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
         measured += {ndcg_name(split.judgments) for split in eval_dataset.values()}
     elif eval_dataset is not None:
         measured.append(ndcg_name(eval_dataset.judgments))
+    if name not in measured and tried is not None:
+        try:
+            measured += [each.removeprefix("eval_") for each in tried()]
+        except Exception:  # the user's function may need all rows
+            return
     if name not in measured:
         hint = nearest(name, measured, f"use {names[0]!r} or another of {', '.join(measured)}")
         raise UserError(f"metric_for_best_model={metric!r}: this metric is not measured{hint}")

@@ -16,14 +16,14 @@ from soft_trainer.data.languages import languages_in
 from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
-from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.files import DEPENDS_ON, LISTED, RECORD_FORMAT, TRAINING_PICTURE, write_results
 from soft_trainer.fingerprints import environment, plain_settings, written_files
+from soft_trainer.hub_files import public_name
 from soft_trainer.model_card import license_of
+from soft_trainer.option_spec import changed_options, references
 from soft_trainer.options.defaults import estimator_name
-from soft_trainer.options.option_spec import changed_options, references
 from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.run.fingerprint import affects_results, option_values
 from soft_trainer.run.folder import CONTINUED
@@ -116,10 +116,11 @@ def setup_table(trainer) -> dict[str, object]:
         of_sources = [pairs for _, _, pairs in trainer.train_split.sources.values()]
         in_all = min(in_all, max(of_sources, default=len(trainer.train_dataset)))  # a batch comes from one source
     of_process = -(-in_all // plan.processes)
+    compared = in_all if plan.gathers else of_process
     setup = {
         "pairs per batch and process": of_process,
         "processes": plan.processes,
-        "functions compared per query": in_all if plan.gathers else of_process,
+        "functions compared per query": f"up to {compared * (1 + negatives)}" if negatives else compared,
     }
     if args.gradient_accumulation_steps > 1:
         setup["accumulated batches"] = args.gradient_accumulation_steps

@@ -16,9 +16,9 @@ from soft_trainer.encoders.encoding import dimensions
 from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.results import CHANGE, MARGIN, examples, metrics_table
+from soft_trainer.option_spec import unread_lines
 from soft_trainer.options.defaults import LORA_RATE
 from soft_trainer.options.fields import TrainingOptions
-from soft_trainer.options.option_spec import unread_lines
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, shows_bars, table
 
 # The options behind some rows of the table before training. Other rows have the name of their option.
@@ -68,11 +68,6 @@ def warnings_of(trainer) -> list[str]:
     warnings = []
     if isinstance(args, TrainingOptions):
         warnings += unread_lines(args, plan.unread | args.unread)
-    elif plan.criterion.loss == "info_nce":
-        warnings.append(
-            f"{type(args).__name__} without an estimator train with InfoNCE, where SoftInfoNCETrainingArguments train "
-            "with Soft-InfoNCE; pass these, or an estimator in callbacks"
-        )
     if args.hub_model_id and not args.push_to_hub and not (args.hub_token or get_token()):
         warnings.append(f"warning: hub_model_id={args.hub_model_id}: log in with `hf auth login` before pushing")
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
@@ -143,8 +138,9 @@ class ProgressLines(TrainerCallback):
             self._next_line = time.monotonic() + LINE_SECONDS
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Stores the logged loss."""
-        self._logged = (logs or {}).get("loss", self._logged)
+        """Stores the logged loss or, if a short run has logged none, its mean."""
+        logs = logs or {}
+        self._logged = logs.get("loss", logs.get("train_loss") if self._logged is None else self._logged)
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         """Prints an evaluation's metrics, or only the MRRs if there are any."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from transformers import Trainer
@@ -27,14 +30,25 @@ class SavingTrainer(Trainer):
         report: the `Measurements` of the last training, if there are any.
     """
 
-    def export(self, folder: str | Path, state_dict=None, merge: bool = False) -> None:
+    def save_encoder(self, folder: str | Path, state_dict=None, merge: bool = False) -> None:
         """Writes the encoder, the tokenizer, the profile, the sentence-transformers files and `training_args.json`."""
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         profile = self.encoder.replace(matryoshka_dims=self.plan.dims)
         with reporting_disk_errors(folder):
             export_encoder(model, self.processing_class, profile, folder, state_dict, merge=merge)
-            settings = json.dumps(self.args.to_dict(), indent=2, default=str)
-            write_text(Path(folder) / "training_args.json", settings + "\n")
+            args = getattr(self.args, "of_user", self.args)
+            write_text(Path(folder) / "training_args.json", json.dumps(args.to_dict(), indent=2, default=str) + "\n")
+
+    @contextlib.contextmanager
+    def changed_args(self, **changes) -> Iterator[None]:
+        """Changes arguments inside a `with` block, while `training_args.json` still gets the user's."""
+        args = self.args
+        self.args = copy.copy(args)
+        vars(self.args).update({"of_user": getattr(args, "of_user", args)} | changes)
+        try:
+            yield
+        finally:
+            self.args = args
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the encoder with its tokenizer, profile and model card. Unlike `Trainer.save_model`, never pushes."""
@@ -51,11 +65,16 @@ class SavingTrainer(Trainer):
 
     def create_model_card(self, folder: str | Path | None = None) -> Path | None:
         """Writes the model card into a folder, by default the output folder. Returns its path, or None on failure."""
+        return write_model_card(folder or self.args.output_dir, self.record())
+
+    def record(self) -> dict[str, object]:
+        """Returns the run's record, which the card, `run.json` and the report are written from (see `model_card`)."""
+        report = self.report
+        if report is None or report.step != self.state.global_step:
+            return trainer_record(self) | {"results": evaluated_results(self, of_training=True)}
         # The report has measured the sets of the evaluations during training.
-        reported = self.report is not None and self.report.step == self.state.global_step
-        record = self.report.record() if reported else trainer_record(self)
-        record["results"] = evaluated_results(self, not reported) | record.get("results", {})
-        return write_model_card(folder or self.args.output_dir, record)
+        results = evaluated_results(self, of_training=False) | report.results
+        return trainer_record(self, report.statistics) | {"results": results, "chosen_on": report.chosen_on}
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Checks before training that a push would work, and creates the repository on the Hub if necessary.

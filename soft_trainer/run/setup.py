@@ -7,20 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
+from transformers.utils import logging
 
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
-from soft_trainer.estimators.registry import estimator_of_run
+from soft_trainer.estimators.registry import choose_estimator, estimator_of_run
+from soft_trainer.option_spec import ENCODER, changed_options
 from soft_trainer.options.defaults import apply_defaults, default_output_dir
+from soft_trainer.options.fields import EstimatorOptions
 from soft_trainer.options.resolve import Plan
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.folder import check_named
 from soft_trainer.run.preflight import complete_launch, make_plan
 from soft_trainer.run.starting import StartingEncoder
+from soft_trainer.terminal import print_on_main, shows_bars
+from soft_trainer.weights import smallest_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +104,18 @@ def set_up(
     callbacks: Sequence | None,
     compute_metrics,
     about: Mapping[str, object],
+    own_loss: str | None = None,
 ) -> Setup:
     """Completes the arguments with the encoder's defaults, chooses the estimator, and makes and checks the plan.
+
+    Args:
+        own_loss: the trainer's class if it computes the loss itself, or None.
 
     Raises:
         UserError: the settings are incompatible with one another, the rows or the encoder.
     """
+    if not shows_bars():
+        logging.disable_progress_bar()  # of loading and saving weights
     args = args or SoftInfoNCETrainingArguments()
     callbacks = with_estimators(callbacks)
     callback = find_estimator_callback(callbacks)
@@ -111,11 +123,9 @@ def set_up(
         # Another trainer with the same arguments must not get the defaults of this encoder.
         args = copy.copy(args)
         apply_defaults(args, starting, callback and callback.estimator, train_split is not None, train_split)
-        if callback is None and train_split is not None:
-            chosen = estimator_of_run(args, starting.profile, starting.trust_remote_code, train_split)
-            if chosen is not None:
-                callbacks += with_estimators([chosen])
-                callback = find_estimator_callback(callbacks)
+    if callback is None and train_split is not None:
+        callback = _chosen_estimator(args, starting, train_split, own_loss)
+        callbacks += [callback] if callback else []
     args.output_dir = args.output_dir or default_output_dir(args, starting.label, about)
     if getattr(args, "early_stopping_patience", None):
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
@@ -126,3 +136,35 @@ def set_up(
     setup.plan = make_plan(setup)
     check_named(args.resume_from_checkpoint)
     return setup
+
+
+def _chosen_estimator(
+    args: TrainingArguments, starting: StartingEncoder, split: Split, own_loss: str | None
+) -> EstimatorCallback | None:
+    """Returns the estimator that the arguments select, or None if nothing reads one. By default, this is BM25.
+
+    A loss of the user's and batches too small for Eq. 4 train with InfoNCE, unless the arguments ask for weights.
+    """
+    plain = not isinstance(args, SoftInfoNCETrainingArguments)
+    by_default = plain or args.origins.get("estimator") == ENCODER
+    weighs = plain or (args.estimator == "bm25" and args.loss is None)
+    if by_default and weighs:
+        pairs = args.per_device_train_batch_size
+        if getattr(args, "gather_negatives", None) is not False:
+            pairs *= args.world_size
+        least = smallest_batch(BM25Estimator.alpha, BM25Estimator.beta)
+        reason = None
+        if own_loss:
+            reason = f"{own_loss} computes the loss; pass an estimator for weights"
+        elif pairs < least and not changed_options(args).keys() & {"alpha", "beta"}:
+            reason = f"the weights of Eq. 4 need batches of {least} pairs or more, not {pairs}"
+        if reason:
+            print_on_main(f"loss=info_nce: {reason}")
+            if plain:
+                return None
+            args.loss = "info_nce"
+    if plain:
+        estimator = choose_estimator(EstimatorOptions(), starting.profile.query_columns)
+    else:
+        estimator = estimator_of_run(args, starting.profile, starting.trust_remote_code, split)
+    return None if estimator is None else EstimatorCallback(estimator, by_default)

@@ -15,7 +15,6 @@ records what comes out. `train` calls these methods in this order; `transformers
 from __future__ import annotations
 
 import contextlib
-import copy
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +30,7 @@ from soft_trainer.data.trained_rows import warn_of_trained_pairs
 from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
 from soft_trainer.encoders.loading import load_model
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
+from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator, InitialModelEstimator
 from soft_trainer.files import ADAPTER_WEIGHTS, ROLLING
 from soft_trainer.run import interruption, preflight
 from soft_trainer.run.fingerprint import (
@@ -57,7 +56,7 @@ from soft_trainer.run.merge_callback import MergeCallback
 from soft_trainer.run.ongoing import Training
 from soft_trainer.run.record import loss_table, setup_table
 from soft_trainer.run.reporting import banner, show_progress, warnings_of
-from soft_trainer.run.saving import SavingTrainer
+from soft_trainer.run.settings import PlannedTrainer
 from soft_trainer.run.setup import RunDetails, Setup
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.batches import Batch
@@ -67,8 +66,11 @@ from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 FALSE_NEGATIVES = {"mask": "false_negatives_masked", "positives": "extra_positives"}
 
 
-class RunTrainer(SavingTrainer):
+class RunTrainer(PlannedTrainer):
     """A `Trainer` whose run has a folder, can be interrupted and continued, and is recorded.
+
+    A subclass computes: `prepare_rows`, `predict`, `predict_sets`, `metrics_of`, `embed_rows`, `use_averaged_weights`,
+    and what `transformers.Trainer` calls.
 
     Args:
         setup: what the run starts from.
@@ -95,16 +97,16 @@ class RunTrainer(SavingTrainer):
         self.folder = OutputFolder(
             args.output_dir, split is not None, overwrite, getattr(args, "from_command_line", False)
         )
-        super().__init__(
-            None if "model_init" in kwargs else model,
-            args,
-            train_dataset=None if split is None else split.to_pairs(),
-            eval_dataset=setup.eval_dataset,
-            processing_class=tokenizer,
-            callbacks=setup.callbacks,
-            **kwargs,
-        )
-        self.folder.close()  # `Trainer` has created it
+        try:
+            super().__init__(
+                setup,
+                model=None if "model_init" in kwargs else model,
+                train_dataset=None if split is None else split.to_pairs(),
+                processing_class=tokenizer,
+                **kwargs,
+            )
+        finally:
+            self.folder.close()  # `Trainer` has created it
         self.ongoing = Training(self.train_dataset)
         self.evaluations: list[tuple[int, bool, dict]] = []
         self.report: Measurements | None = None
@@ -149,7 +151,7 @@ class RunTrainer(SavingTrainer):
                     code = self.starting.trust_remote_code
                     model = load_model(self.args.output_dir, self.encoder, trust_remote_code=code)
                     self.model = self.model_wrapped = model.to(self.args.device)
-                    print_on_main(f"{self.args.output_dir}: already done; overwrite=true trains again")
+                    print_on_main(f"{self.args.output_dir}: already done; --overwrite true trains again")
                     return TrainOutput(0, 0.0, {})
                 if not reports:
                     self.report = None
@@ -158,7 +160,7 @@ class RunTrainer(SavingTrainer):
                     self.report = Measurements(self)
                 output = self._train(folder.checkpoint, trial, **kwargs)
                 if reports:
-                    folder.save_encoder(self)
+                    folder.take_encoder(self)
                     self.report.measure("trained", self.args.lexical)
                     self.report.finish()
         return output
@@ -252,15 +254,32 @@ class RunTrainer(SavingTrainer):
         # Compare before preparing the rows, which may take hours, and again once the estimator has loaded its encoder.
         self.run_fingerprint = compared(self.fingerprint, checkpoint)
         preflight.check_evaluated(self.args, self.eval_dataset, bool(self.early_stops))
+        if self.compute_metrics is not None:
+            preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset, self._metrics_of_three)
         kind = self.accelerator.distributed_type.value
         table = banner(self.args, loss_table(self), setup_table(self), self.encoder, kind)
         print_on_main("\n".join([table, *warnings_of(self)]))
+        pairs = self.plan.batch_size * self.plan.processes * self.args.gradient_accumulation_steps
+        read = self.args.max_steps * pairs
+        if isinstance(self.estimator, EncodedRowsEstimator) and 0 < read < len(self.train_dataset):
+            queries, codes = len(self.train_split.queries), len(self.train_split.corpus)
+            none = "--estimator none" if getattr(self.args, "from_command_line", False) else 'estimator="none"'
+            print_on_main(
+                f"{type(self.estimator).__name__} encodes {queries:,} queries and {codes:,} functions before "
+                f"the first step, although {self.args.max_steps} steps read only {read:,} pairs; {none} begins at once"
+            )
         self.prepare_rows()
         fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
         preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
         self.run_fingerprint = continued(compared(lambda: self.run_fingerprint | fitted, checkpoint), checkpoint)
         if self.report is not None and not any("untrained" in each for each in self.report.outputs.values()):
             self.report.measure("untrained")
+
+    def _metrics_of_three(self) -> dict[str, float]:
+        """Evaluates the first three rows of each evaluation set."""
+        if isinstance(self.eval_dataset, Mapping):
+            return self.metrics_of({name: split.first(3) for name, split in self.eval_dataset.items()}, "eval")
+        return self.metrics_of(self.eval_dataset.first(3), "eval")
 
     def set_initial_training_values(self, args, dataloader) -> tuple:
         """Returns the lengths of training. After an early stop or the last step at the checkpoint, no epoch remains.
@@ -375,20 +394,17 @@ class RunTrainer(SavingTrainer):
         It does not count for `save_total_limit`, is never pushed, and has the optimizer's state even with
         `save_only_model`.
         """
-        args = self.args
-        folder = Path(args.output_dir) / ROLLING
-        self.args = copy.copy(args)
-        self.args.output_dir = str(folder)
-        self.args.save_only_model = False
-        self.args.save_strategy = SaveStrategy.NO  # otherwise, `Trainer` might note this folder as the best checkpoint
-        self.args.save_total_limit = None
-        self.args.push_to_hub = False
-        try:
+        folder = Path(self.args.output_dir) / ROLLING
+        with self.changed_args(
+            output_dir=str(folder),
+            save_only_model=False,
+            save_strategy=SaveStrategy.NO,  # otherwise, `Trainer` might note this folder as the best checkpoint
+            save_total_limit=None,
+            push_to_hub=False,
+        ):
             self._save_checkpoint(self.model_wrapped, None)
-        finally:
-            self.args = args
-        if args.should_save:
-            remove_rolling(args.output_dir, keep=folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        if self.args.should_save:
+            remove_rolling(self.args.output_dir, keep=folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     def _load_adapter(self, checkpoint: str) -> None:
         """Loads the adapter of a checkpoint into the model. Raises UserError if the adapter does not fit."""
@@ -453,16 +469,10 @@ class RunTrainer(SavingTrainer):
         run = self._get_output_dir(trial)
         folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         args = self.args
-        self.args = copy.copy(args)
-        self.args.save_total_limit = None
-        self.args.push_to_hub = False
-        try:
-            with saving_checkpoint(folder):
-                super()._save_checkpoint(model, trial)
-        finally:
-            self.args = args
+        with self.changed_args(save_total_limit=None, push_to_hub=False), saving_checkpoint(folder):
+            super()._save_checkpoint(model, trial)
         distributed.barrier()
-        if self.args.should_save:
+        if args.should_save:
             mark_complete(folder, self.run_fingerprint, args.save_only_model, losses)
             rotate_checkpoints(run, args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
         if args.push_to_hub and self.is_world_process_zero():
@@ -476,7 +486,7 @@ class RunTrainer(SavingTrainer):
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
             merge = getattr(self.args, "merge_lora", False) and not (folder / UNFINISHED).exists()
-            self.export(folder, state_dict, merge)
+            self.save_encoder(folder, state_dict, merge)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         """Loads the weights or the adapter of a checkpoint. `Trainer` can load an adapter only into a `PeftModel`."""

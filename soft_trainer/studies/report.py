@@ -262,11 +262,16 @@ def _measured(methods: Mapping[str, Sequence[ReportedRun]], name: str, system: s
 
 
 def runs_table(runs: Sequence[ReportedRun]) -> str:
-    """Returns a table of all runs with their seeds and settings."""
+    """Returns a table of all runs with their seeds and settings, and a column for each option that differs."""
+    options = [run.record.get("options", {}) for run in runs]
+    shown = {"seed", "learning_rate", "num_train_epochs"}.union(*(run.record["loss"] for run in runs))
+    names = dict.fromkeys(chain.from_iterable(options))
+    differing = [name for name in names if name not in shown and len({str(each.get(name)) for each in options}) > 1]
     rows = []
-    for run in runs:
+    for run, of_run in zip(runs, options, strict=True):
         training = run.record["training"]
         loss = run.record["loss"].items()
         settings = ", ".join(f"{name} {value}" for name, value in loss if value is not None)
-        rows.append([str(run.folder), run.seed, settings, *(training.get(name) for name in TRAINING)])
-    return table(["folder", "seed", "settings", *TRAINING], rows, floats="g")
+        values = [*(training.get(name) for name in TRAINING), *(of_run.get(name) for name in differing)]
+        rows.append([str(run.folder), run.seed, settings, *values])
+    return table(["folder", "seed", "settings", *TRAINING, *differing], rows, floats="g")

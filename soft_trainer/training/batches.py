@@ -103,15 +103,12 @@ class Share:
         queries: int64[B], the query of each pair.
         positives: int64[B], the code of each pair.
         added: int64[E], the hard negatives that this process encodes.
-        drawn_for: bool[B, F], True where a hard negative was drawn for a query. F is the number of hard negatives in
-            the global batch, or on this process if negatives are not gathered.
     """
 
     rows: np.ndarray
     queries: np.ndarray
     positives: np.ndarray
     added: np.ndarray
-    drawn_for: np.ndarray
 
     @property
     def codes(self) -> np.ndarray:
@@ -165,9 +162,7 @@ class TrainBatches(Dataset):
         codes = np.concatenate([share.codes for share in compared])
         first = sum(len(share.codes) for share in shares[: self.rank]) if self.gather else 0
         positives = torch.arange(first, first + len(own.rows))
-        targets, known = self.target_maker.find_positives(
-            own.queries, codes, positives, self._candidates(own, compared)
-        )
+        targets, known = self.target_maker.find_positives(own.queries, codes, positives)
         if len(own.rows):
             targets = self.target_maker.add_similarity(targets, own.queries, codes)
         inputs = self._inputs(shares)
@@ -188,10 +183,7 @@ class TrainBatches(Dataset):
     def _shares(self, rows: np.ndarray, epoch: int) -> list[Share]:
         """Divides a global batch among the processes, and draws its hard negatives for this epoch."""
         none = np.empty(0, dtype=np.int64)
-        shares = []
-        for own in self._divided(rows):
-            queries, codes = self.pairs[own].T
-            shares.append(Share(own, queries, codes, none, np.empty((len(own), 0), dtype=bool)))
+        shares = [Share(own, *self.pairs[own].T, none) for own in self._divided(rows)]
         if self.hard_negatives is None:
             return shares
         if not self.gather:
@@ -200,28 +192,12 @@ class TrainBatches(Dataset):
         else:
             # Draw for the global batch, as a single process would, then divide the draws among the processes.
             queries, codes = self.pairs[rows].T
-            added, drawn_for = self.hard_negatives.columns(queries, codes, epoch)
-            drawn = zip(self._divided(added), self._divided(drawn_for), strict=True)
-        return [
-            dataclasses.replace(share, added=added, drawn_for=drawn_for)
-            for share, (added, drawn_for) in zip(shares, drawn, strict=True)
-        ]
+            drawn = self._divided(self.hard_negatives.columns(queries, codes, epoch))
+        return [dataclasses.replace(share, added=added) for share, added in zip(shares, drawn, strict=True)]
 
     def _divided(self, values: np.ndarray) -> list[np.ndarray]:
-        """Splits an array with one value per pair of a global batch into one shard per process."""
+        """Splits an array into one shard per process."""
         return [values[distributed.shard(len(values), rank, self.world_size)] for rank in range(self.world_size)]
-
-    def _candidates(self, own: Share, compared: Sequence[Share]) -> Tensor | None:
-        """Returns the columns that each query is compared with, BoolTensor[B, N], or None for all columns.
-
-        A query is compared only with the hard negatives that were drawn for it.
-        """
-        if self.hard_negatives is None:
-            return None
-        hard = np.concatenate([np.arange(len(share.codes)) >= len(share.rows) for share in compared])
-        columns = np.ones((len(own.rows), len(hard)), dtype=bool)
-        columns[:, hard] = own.drawn_for
-        return torch.from_numpy(columns)
 
     def _inputs(self, shares: Sequence[Share]) -> Inputs:
         """Collates this process's queries and functions into model inputs, in as many passes as on every process."""

@@ -32,7 +32,7 @@ def negatives_to_draw(options: SoftInfoNCEOptions, judgments: Judgments) -> tupl
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """Draws new hard negatives for each query in every epoch, in addition to the in-batch negatives.
+    """Draws new hard negatives for each query in every epoch. All queries of a batch are compared with them.
 
     Args:
         candidates (`csr[Q, C]`): the functions that may be drawn for each query.
@@ -51,24 +51,19 @@ class HardNegatives:
             f"{len(counts):,} queries have none. Up to {self.number} per query are drawn in each epoch"
         )
 
-    def columns(self, queries: np.ndarray, codes: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the hard negatives of a batch, and records which queries each negative was drawn for.
+    def columns(self, queries: np.ndarray, codes: np.ndarray, epoch: int) -> np.ndarray:
+        """Draws the hard negatives of a batch.
 
         Args:
             queries, codes: the indices of the batch's queries and of their positives, int64[B] each.
 
         Returns:
             The functions to add to the batch, int64[E], in the order of the draws, without duplicates or functions
-            that are already in the batch. Then bool[B, E], True where a function was drawn for a query.
+            that are already in the batch.
         """
         drawn = [self.draw(int(query), epoch) for query in queries]
-        owners = np.repeat(np.arange(len(queries)), list(map(len, drawn)))
         drawn = np.concatenate([np.empty(0, np.int64), *drawn])
-        added = ~np.isin(drawn, codes)
-        columns, distinct = pd.factorize(drawn[added])
-        drawn_for = np.zeros((len(queries), len(distinct)), dtype=bool)
-        drawn_for[owners[added], columns] = True
-        return distinct, drawn_for
+        return pd.unique(drawn[~np.isin(drawn, codes)])
 
     def draw(self, query: int, epoch: int) -> np.ndarray:
         """Draws up to `number` hard negatives for one query, int64[k]. All candidates are equally likely."""

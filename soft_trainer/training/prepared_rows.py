@@ -41,7 +41,7 @@ class PreparedRows:
     without_query: np.ndarray | None = None
 
 
-def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, seed: int) -> PreparedRows:
+def prepared_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, seed: int) -> PreparedRows:
     """Computes what the plan needs before the first step: known positives, hard negatives and similar pairs.
 
     Args:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soft_trainer.criterion import Criterion, Targets, excluding
+from soft_trainer.criterion import Criterion, Targets
 from soft_trainer.data.split import RelevantCodes
 from soft_trainer.estimators.base import checked_similarity
 
@@ -45,26 +45,21 @@ class TargetMaker:
     without_query: np.ndarray | None = None
     sends_float32: bool = False
 
-    def find_positives(
-        self, queries: np.ndarray, codes: np.ndarray, positives: Tensor, candidates: Tensor | None = None
-    ) -> tuple[Targets, int]:
+    def find_positives(self, queries: np.ndarray, codes: np.ndarray, positives: Tensor) -> tuple[Targets, int]:
         """Returns targets without similarities and weights, and the total number of other known positives.
 
         Args:
             queries: int64[B], the index of each query.
             codes: int64[N], the index of each column's code in the corpus.
             positives: LongTensor[B], the column of each query's positive.
-            candidates: BoolTensor[B, N], the columns to compare each query with. By default, all columns.
         """
         if self.relevant is None:
-            return Targets(positives, candidates), 0
+            return Targets(positives), 0
         known = self.relevant.among(queries, codes).scatter(1, positives.unsqueeze(1), False)
-        if candidates is not None:
-            known &= candidates
         number = int(known.sum())
         if number == 0:
-            return Targets(positives, candidates), 0
-        targets = Targets(positives, excluding(candidates, known))
+            return Targets(positives), 0
+        targets = Targets(positives, ~known)
         if self.keeps_positives:
             targets = dataclasses.replace(targets, extra_positives=known, positive_counts=1 + known.sum(1).numpy())
         return targets, number

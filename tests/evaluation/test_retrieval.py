@@ -12,8 +12,8 @@ from scipy import sparse
 
 from soft_trainer.data.row_checks import check_split
 from soft_trainer.data.split import Judgments, Split
-from soft_trainer.evaluation.ranking import rank_codes
-from soft_trainer.evaluation.retrieval import NDCG, answer_pairs, by_query, mean_over_sets
+from soft_trainer.evaluation.ranking import Ranking, rank_codes
+from soft_trainer.evaluation.retrieval import NDCG, RetrievalOutput, answer_pairs, by_query, mean_over_sets
 
 
 def orders(scores):
@@ -92,3 +92,16 @@ def test_a_set_whose_codes_share_an_id_is_refused_before_its_pairs_are_listed():
     rows = Dataset.from_dict({"docstring": ["x"] * 100_000, "code": ["y"] * 100_000, "url": ["u"] * 100_000})
     with refused("people, row 1 shares its id with 100,000 functions"):
         check_split(Split.from_pairs(rows), "people")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "shown"),
+    [
+        ({"test_mrr": 0.25, "test_recall@1": 0.1, "test_runtime": 3.0}, ", test_mrr=0.2500"),
+        ({"mrr": 1.0, "mrr_64": 0.5}, ", mrr=1.0000"),
+        ({}, ""),
+    ],
+)
+def test_an_output_is_one_short_line_in_a_notebook(metrics, shown):
+    ranking = Ranking(torch.arange(1, 2501), torch.zeros(2500, 10), torch.zeros(2500, 10))
+    assert repr(RetrievalOutput(ranking, metrics)) == f"RetrievalOutput(queries=2500{shown})"

@@ -12,9 +12,9 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import LISTED, RECORD_FORMAT, listed_files, write_json
 from soft_trainer.fingerprints import file_fingerprint, list_files, written_files
 from soft_trainer.hub.push import Repository
+from soft_trainer.option_spec import FILES_OF_TRANSFORMERS, option_specs
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import FILES_OF_TRANSFORMERS, option_specs
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.fingerprint import run_fingerprint
 from soft_trainer.run.record import public_options

@@ -173,6 +173,8 @@ def test_a_push_that_failed_during_training_is_logged_with_the_command_for_later
     assert train(**PUSH, **options) == (0, "")
     check_whole(train.folder)
     assert of_steps(pushed()) == {"checkpoint-4", "checkpoint-6"}
+    stored = json.loads((train.folder / "checkpoint-4" / "training_args.json").read_text())
+    assert stored["push_to_hub"] is True and stored["save_total_limit"] == 3
     root, folder = [entry.getMessage() for entry in caplog.records if "during training failed" in entry.getMessage()]
     assert "checkpoint-2" in root and "500" in root and "later" not in root
     (command,) = re.findall("To push later, run: soft-trainer (.*)", folder)

@@ -16,13 +16,14 @@ import transformers
 from packaging.version import Version
 from refusals import refused
 from transformers import Trainer, TrainingArguments
+from transformers.integrations import integration_utils
 
 from soft_trainer import BM25Estimator
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.files import check_writable
+from soft_trainer.option_spec import OptionSpec, option_specs
 from soft_trainer.options.fields import DataArguments, EstimatorOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import OptionSpec, option_specs
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.options.resolve import RANGES, REFUSED, check_options, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -235,6 +236,10 @@ MISTAKES = [
     ({"fp16": True}, "fp16 needs a GPU"),
     ({"eval_strategy": "epoch", "lr_scheduler_type": "reduce_lr_on_plateau"}, '{"mode": "max"}'),
     ({"accelerator_config": '{"split_batches": true}'}, "accelerator_config.split_batches=True: has no effect"),
+    ({"report_to": "wand"}, "report_to=wand: use none or some of azure_ml, comet_ml, "),
+    ({"report_to": "wand"}, "did you mean 'wandb'?"),
+    ({"report_to": "tensorboard"}, "report_to=tensorboard: not installed; pip install tensorboard, or set report_to"),
+    ({"report_to": "mlflow"}, "report_to=mlflow: not installed"),
     # Errors of libraries.
     ({"accelerator_config": "nowhere.json"}, "nowhere.json"),
     ({"tf32": True}, "--tf32 requires Ampere"),
@@ -246,7 +251,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("options", "message"), MISTAKES, ids=str)
-def test_a_mistake_in_options_is_refused_before_rows_are_read(options, message, tmp_path):
+def test_a_mistake_in_options_is_refused_before_rows_are_read(options, message, tmp_path, monkeypatch):
+    for name in ("tensorboard", "mlflow"):
+        monkeypatch.setattr(integration_utils, f"is_{name}_available", lambda: False)
     with refused(message):
         *_, args = parse(OF_A_RUN, as_argv({"use_cpu": True, "output_dir": str(tmp_path)} | options))
         resolve(args, BM25Estimator())

@@ -7,12 +7,10 @@ import torch
 from refusals import refused
 
 from soft_trainer import BM25Estimator, distributed
-from soft_trainer.criterion import Criterion
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
-from soft_trainer.options.option_spec import option_specs
+from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import resolve, resolve_loss
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
@@ -69,10 +67,6 @@ def test_a_loss_that_cannot_be_made(options, message):
 def test_what_is_left_open_is_the_estimators(options, estimator, expected):
     loss = dataclasses.asdict(resolve_loss(SoftInfoNCEOptions(**options), estimator))
     assert {name: loss[name] for name in expected} == expected
-
-
-def test_every_setting_of_the_loss_is_an_option():
-    assert option_specs(LossOptions).keys() == {field.name for field in dataclasses.fields(Criterion)}
 
 
 def test_none_means_the_default_of_an_option(tmp_path):

@@ -4,9 +4,9 @@ import pytest
 
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.estimators.registry import choose_estimator
+from soft_trainer.option_spec import unread_lines
 from soft_trainer.options.fields import DataArguments, EstimatorOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import unread_lines
 from soft_trainer.options.resolve import resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 

@@ -22,9 +22,9 @@ from soft_trainer import BM25Estimator
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.fingerprints import encoder_files_fingerprint
+from soft_trainer.option_spec import option_specs
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.training import AFFECT_CHOICES, AFFECT_NOTHING, SoftInfoNCETrainingArguments
 from soft_trainer.run.fingerprint import (
     MAY_CHANGE,

@@ -319,7 +319,7 @@ def test_a_finished_run_is_done_and_overwriting_leaves_nothing_of_the_earlier_on
         assert (longer / "README.md.previous").read_text() == "edited"
     assert (tmp_path / "longer" / "model.safetensors").read_bytes() == (longer / "model.safetensors").read_bytes()
     code, said = script(**run | {"seed": 7})
-    assert code == 2 and "seed was 42, is now 7" in said[-1] and "overwrite=true" in said[-1]
+    assert code == 2 and "seed was 42, is now 7" in said[-1] and "--overwrite true" in said[-1]
     again = run | {"overwrite": True, "model_card": False, "do_train": True, "do_predict": True, "seed": 7}
     # A run that cannot start removes nothing.
     assert script(**again | {"report_to": "nothing"})[0] == 2
@@ -345,7 +345,7 @@ def test_a_finished_run_is_done_until_the_rows_of_its_tree_change(script, tmp_pa
     for path in Path(tree).iterdir():
         path.write_text(path.read_text().replace("long text", "short text"))
     code, said = script(**run)
-    assert code == 2 and "the training rows changed" in said[-1] and "overwrite=true" in said[-1]
+    assert code == 2 and "the training rows changed" in said[-1] and "--overwrite true" in said[-1]
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
 
 
@@ -357,7 +357,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_earlier_encoder(script, 
     run = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out"}
     assert script(**run)[0] == 0
     weights = (tmp_path / "out" / "model.safetensors").read_bytes()
-    export = SavingTrainer.export
+    export = SavingTrainer.save_encoder
 
     def on_a_full_disk(self, folder, *args, **kwargs):
         if ASIDE not in str(folder):
@@ -370,7 +370,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_earlier_encoder(script, 
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SavingTrainer, "export", on_a_full_disk)
+        patch.setattr(SavingTrainer, "save_encoder", on_a_full_disk)
         code, said = script(**run | {"overwrite": True, "seed": 7})
     assert code == 2 and "cannot save to" in said[-1]
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights

@@ -113,7 +113,7 @@ def test_any_sequence_of_commands_ends_like_one_in_an_empty_folder(script, data_
         code, said = run(out, **options, **overwrite)
         history.append((options | overwrite, stop.how, stop.step, code, said[-1:]))
         if code == 130 and draw.random() < 0.5:
-            if "without overwrite=true" in said[-1]:
+            if "without --overwrite true" in said[-1]:
                 overwrite = {}
             stop.how = "never"
             code, said = run(out, **options, **overwrite)

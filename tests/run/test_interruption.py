@@ -1,6 +1,7 @@
 """What Ctrl-C, SIGTERM and a killed process leave, and that a resumed run ends with the weights of a whole one."""
 
 import copy
+import json
 import os
 import signal
 from pathlib import Path
@@ -15,6 +16,7 @@ from trainings import check_weights
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from soft_trainer import distributed
+from soft_trainer.files import read_json
 from soft_trainer.options.parse import as_argv
 from soft_trainer.run import interruption
 from soft_trainer.run.folder import newest_complete
@@ -184,8 +186,12 @@ def test_a_launcher_that_repeats_a_ctrl_c_changes_nothing(stop):
 def test_a_stop_within_an_epoch_is_not_evaluated_and_evicts_no_checkpoint(stop):
     options = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
     trainer, _ = stop(signal.SIGINT, **options, save_total_limit=1)  # an epoch has three steps
-    assert names(trainer.args.output_dir) == ["checkpoint-3", "rolling/checkpoint-5"]
+    kept = names(trainer.args.output_dir)
+    assert kept == ["checkpoint-3", "rolling/checkpoint-5"]
     assert [entry["step"] for entry in trainer.state.log_history if "eval_mrr" in entry] == [3]
+    for folder in kept:
+        stored = read_json(Path(trainer.args.output_dir, folder, "training_args.json"))
+        assert stored == json.loads(json.dumps(trainer.args.to_dict(), default=str)), folder
 
 
 @pytest.mark.slow

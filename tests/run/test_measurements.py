@@ -23,6 +23,7 @@ def test_a_training_in_python_ends_with_the_table_of_the_shell(trainer_of, datas
     assert found["trained"]["mrr"] == trainer.predict(dataset).metrics["test_mrr"] != before
     assert {"mrr_change", "mrr_change_margin"} <= found["trained"].keys()
     assert results_text(trainer.report.results) in shown and "| BM25 " in shown
+    assert ": none" not in shown  # in Python, nobody asked for further splits
 
 
 @pytest.mark.slow

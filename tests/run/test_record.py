@@ -109,7 +109,7 @@ def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, datase
     run = make_run({}, {"set": Split.from_urls(dataset, dataset)}, **options)
     run.trainer._train_batch_size = 4  # like after `auto_find_batch_size`
     run.trainer.resolve()
-    training = run.record()["training"]
+    training = run.trainer.record()["training"]
     assert training["pairs per batch and process"] == training["functions compared per query"] == 4
 
 

@@ -81,6 +81,14 @@ def test_several_processes_show_the_loss_that_all_of_them_logged(monkeypatch, ca
     assert shown == [("3", ""), ("6", "0.4"), ("9", "0.8")]
 
 
+def test_a_run_too_short_to_log_a_loss_ends_with_the_mean(capsys):
+    lines, state = reporting.ProgressLines(), TrainerState(max_steps=2)
+    lines.on_train_begin(None, state, None)
+    lines.on_log(None, state, None, logs={"train_loss": 0.7, "train_runtime": 3.0})
+    lines.on_train_end(None, state, None)
+    assert ": loss 0.7, " in capsys.readouterr().err
+
+
 def test_a_terminal_has_lines_above_its_bar_and_no_dictionaries(trainer_of, monkeypatch, capsys):
     monkeypatch.setattr("soft_trainer.run.reporting.shows_bars", lambda: True)
     trainer = trainer_of(max_steps=1, disable_tqdm=False, logging_steps=1)

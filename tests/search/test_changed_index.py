@@ -126,8 +126,8 @@ def check(tree, index, fresh, near):
             assert old.search("visitors self value", 50, name=name) == new.search("visitors self value", 50, name=name)
         for filters in ({"language": "python"}, {"tests": "no"}):
             assert old.search(lines[0], **filters) == new.search(lines[0], **filters)
-        pattern = f"{near[0].parent.name}/**"
-        assert old.search(lines[0], 50, path=pattern) == new.search(lines[0], 50, path=pattern)
+        pattern = f"{near[0].parent.name}/**,*.py"
+        assert old.search(lines[0], 50, path=f"{{{pattern}}}") == new.search(lines[0], 50, path=f"{{{pattern}}}")
     inside = f"{parts[0].relative_to(tree.folder)}/"
     for name in names:
         found = fresh.search(name, 1000, name=name)

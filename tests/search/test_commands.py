@@ -308,7 +308,7 @@ def test_a_folder_shows_nothing_of_the_parent_whose_index_it_uses(command, tmp_p
     assert [json.loads(line)["path"] for line in out.splitlines()] == ["c.rs"] and not err
     assert command("search", "--folder", parent / "client", "secret", "--json")[:2] == (1, "")
     assert command("search", "--folder", parent / "client", "--path", "c.rs", "parse date")[0] == 0
-    assert command("search", "--folder", parent / "client", "--path", "secretproj/**", "parse date")[:2] == (1, "")
+    assert command("search", "--folder", parent / "client", "--path", "secretproj/**", "parse date")[:2] == (2, "")
     assert "the index has rust" in command("search", "--folder", parent / "client", "--language", "x", "parse")[2]
     for location in ("secretproj/b.py:1", "../secretproj/b.py:1"):
         assert command("search", "--folder", parent / "client", "--similar", location)[0] == 2

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import chain
 
 import pytest
 from refusals import refused
@@ -12,6 +13,7 @@ from soft_trainer.studies.report import (
     compare_with,
     find_runs,
     results_table,
+    runs_table,
     write_report,
 )
 
@@ -49,26 +51,45 @@ def test_only_seeds_that_both_have_are_compared_and_the_others_are_named(study):
     assert difference.missing == ("3",)
 
 
-def test_the_page_has_tables_tests_and_pictures(study, capsys):
+def test_the_page_has_tables_tests_and_pictures(study, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for path in study.glob("bm25/*/run.json"):
         record = json.loads(path.read_text()) | {"weights": {"edges": [0.0, 0.5, 1.0], "counts": [1, 3]}}
         path.write_text(json.dumps(record))
     run_command(["report", str(study)])
-    page = (study / "report" / "report.md").read_text()
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert not (study / "report").exists()
     assert capsys.readouterr().out == page
     assert "Runs: 5. Methods: 2, compared with infonce." in page
     row = next(line for line in page.splitlines() if line.startswith("| bm25"))
     assert "0.8750" in row and "+0.3542" in row and "< 0.001" in row and row.rstrip(" |").endswith("3")
     for name in ("loss", "weights", "gains"):
         assert f"({name}.png)" in page
-        assert (study / "report" / f"{name}.png").stat().st_size > 1000
+        assert (tmp_path / "report" / f"{name}.png").stat().st_size > 1000
 
 
-def test_without_matplotlib_the_page_has_the_tables(study, capsys, monkeypatch):
+def test_options_that_differ_have_a_column(make_run):
+    shared = {"learning_rate": 2e-5, "alpha": 1.3, "weight_decay": 0.0}
+    folder = make_run(
+        "a/1", GOOD, options=shared | {"train_sampling_strategy": "similar", "negatives_per_query": None}
+    )
+    make_run("b/1", GOOD, options=shared | {"train_sampling_strategy": "random", "negatives_per_query": 2, "seed": 3})
+    make_run("c/1", GOOD)  # of an earlier version
+    header, _, first, second, third = runs_table(list(chain(*find_runs([folder.parents[1]])[0].values()))).splitlines()
+    assert [name.strip() for name in header.split("|")][-4:-1] == [
+        "weight_decay",
+        "train_sampling_strategy",
+        "negatives_per_query",
+    ]
+    assert [cell.strip() for cell in second.split("|")][-3:-1] == ["random", "2"]
+
+
+def test_without_matplotlib_the_page_has_the_tables(study, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run_command(["report", str(study)]) == 0
     assert "The report has no figures" in capsys.readouterr().err
-    assert "| bm25" in (study / "report" / "report.md").read_text()
+    assert "| bm25" in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_other_queries_are_not_compared(make_run, soft, tmp_path):

@@ -177,8 +177,7 @@ class TwoEach:
     """Hard negatives: two for every query, and four for query 5."""
 
     def columns(self, queries, codes, epoch):
-        added = [(row + n) % ROWS for row in queries for n in range(1, 5 if row == 5 else 3)]
-        return np.array(added, int), np.ones((len(queries), len(added)), dtype=bool)
+        return np.array([(row + n) % ROWS for row in queries for n in range(1, 5 if row == 5 else 3)], int)
 
 
 @pytest.mark.parametrize("gather", [True, False])

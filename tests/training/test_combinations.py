@@ -14,7 +14,8 @@ from trainings import still
 from soft_trainer.choices import LOSSES
 from soft_trainer.encoders.encoding import encode, pad
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import CANCELLATIONS, STRATEGIES
+from soft_trainer.loss_options import CANCELLATIONS
+from soft_trainer.options.fields import STRATEGIES
 from soft_trainer.training.batches import Batch
 
 STEPS = 3

@@ -2,14 +2,13 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from torch.nn.functional import normalize
-from trainings import OWN, SameLength, batches_of, bm25, fitted, initial
+from trainings import OWN, SameLength, batches_of, bm25, fitted, gradients, initial
 
-from soft_trainer import BM25Estimator, losses
+from soft_trainer import BM25Estimator
 from soft_trainer.encoders.encoding import encode, pad
 from soft_trainer.errors import UserError
 from soft_trainer.run.record import setup_table
@@ -20,33 +19,93 @@ def with_column(rows, values) -> Dataset:
     return Dataset.from_list([row | {"negatives": value} for row, value in zip(rows, values, strict=True)])
 
 
-def met_by(batch, query: int) -> set[int]:
-    """Returns the corpus indices of the codes that a query is compared with."""
-    return set(batch.code_rows[batch.targets.negatives[query].numpy()].tolist())
+def known_positives(trainer, batch) -> torch.Tensor:
+    """Returns which columns answer a query, by the texts of the pairs, except the query's positive. Tensor[B, N]."""
+    tokens = trainer._train_batches().tokens
+    answers = {}
+    for query, code in trainer.train_split.judgments.pairs():
+        answers.setdefault(tuple(tokens["query"][query]), set()).add(tuple(tokens["code"][code]))
+    known = [
+        [tuple(tokens["code"][code]) in answers[tuple(tokens["query"][query])] for code in batch.code_rows]
+        for query in batch.query_rows
+    ]
+    return torch.tensor(known).scatter(1, batch.targets.positives[:, None], False)
 
 
-def check_loss(trainer, batch):
-    """Checks that a step's loss is the Soft-InfoNCE loss of the batch's texts."""
-    trainer.model.eval()
-    with torch.no_grad(), trainer.running():
-        loss = trainer.compute_loss(trainer.model, batch)
-        tokens = trainer._train_batches().tokens
-        texts = {"query": batch.rows, "code": batch.code_rows}
-        padded = [pad([tokens[side][int(row)] for row in rows], 1) for side, rows in texts.items()]
-        queries, codes = (encode(trainer.model, trainer.encoder, inputs) for inputs in padded)
-    similarity = trainer.estimator.similarity(batch.rows, batch.code_rows)
-    negatives = batch.targets.negatives
-    weights = trainer.criterion.targets(batch.targets.positives, negatives, similarity=similarity).weights
-    assert (weights > 0).sum() == len(batch.rows) + negatives.sum() - negatives.diagonal().sum()
-    scores = 20 * normalize(queries) @ normalize(codes).T
-    expected = losses.soft_info_nce(scores.double(), weights.double())
-    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+def plain_loss(trainer, batch) -> torch.Tensor:
+    """Computes the loss of a batch one query at a time: each query against the functions of the whole batch."""
+    tokens = trainer._train_batches().tokens
+    sides = []
+    for side, numbers in {"query": batch.query_rows, "code": batch.code_rows}.items():
+        inputs = pad([tokens[side][int(row)] for row in numbers], trainer.processing_class.pad_token_id)
+        sides.append(normalize(encode(trainer.model, trainer.encoder, inputs)))
+    scores = 20 * sides[0] @ sides[1].T
+    known = known_positives(trainer, batch)
+    options = trainer.criterion
+    similarity = torch.zeros_like(scores)
+    if options.needs_similarity:
+        similarity = trainer.estimator.similarity(batch.query_rows, batch.code_rows).to(scores)
+    total = 0.0
+    for query, own in enumerate(batch.targets.positives.tolist()):
+        others = [column for column in range(scores.shape[1]) if column != own and not known[query, column]]
+        if options.cancel == "top_k":
+            others.sort(key=lambda column: similarity[query, column])
+            others = others[: -options.cancel_k]
+        weights = torch.ones(len(others), dtype=scores.dtype)
+        near = similarity[query, others] / options.temperature
+        if options.loss == "soft_info_nce":
+            weights = (options.beta - options.alpha * near.softmax(0)) / (options.beta - options.alpha / len(others))
+            weights = weights.clamp_min(options.floor)
+        terms = torch.cat([scores[query, own][None], scores[query, others] + weights.log()])
+        total += terms.logsumexp(0) - scores[query, own]
+        if options.distill_weight:
+            shares = (similarity[query, others] / options.distill_temperature).softmax(0)
+            total += options.distill_weight * (shares * (shares.log() - scores[query, others].log_softmax(0))).sum()
+    return total / len(scores)
+
+
+RAGGED = [0, 1, 3, 0, 2, 0, 4, 1]  # negatives of eight rows that no other row has
+CASES = {
+    "InfoNCE": {"loss": "info_nce"},
+    "Eq. 4": {"loss": "soft_info_nce", "weighting": "linear", "alpha": 1.3, "beta": 0.7, "floor": 0.2},
+    "top k": {"loss": "info_nce", "cancel": "top_k", "cancel_k": 3},
+    "KL": {"loss": "info_nce", "distill_weight": 0.5, "distill_temperature": 2.0},
+}
+
+
+@pytest.mark.parametrize(
+    "passes", ["packed", *(pytest.param(each, marks=pytest.mark.slow) for each in ("cached", "padded"))]
+)
+@pytest.mark.parametrize("name", CASES)
+def test_a_query_is_compared_with_the_negatives_of_all_rows(make_trainer, exact_model, rows, name, passes):
+    named = [[f"def n{row}_{n}(): return {row * n}" for n in range(number)] for row, number in enumerate(RAGGED)]
+    named[2] = [rows[8]["url"], rows[0]["url"]]  # the function of another query, and one that is in the batch already
+    chosen = with_column(rows[:9], [*named, None])
+    # Row 8 has row 5's query, so its function, which row 2 names, is no negative of row 5.
+    chosen = chosen.map(
+        lambda row, n: {"docstring_tokens": rows[5 if n == 8 else n]["docstring_tokens"]}, with_indices=True
+    )
+    options = {"packed": {}, "cached": {"gradient_cache_chunk_size": 3}, "padded": {"packing": "false"}}[passes]
+    options |= {"train_sampling_strategy": "sequential", "negatives_per_query": 4}
+    trainer = make_trainer(initial(), chosen, exact_model, **CASES[name], **options)
+    batch = batches_of(trainer)[0]
+    assert len(batch.code_rows) == 8 + 9 and batch.code_rows[:8].tolist() == list(range(8))
+    column = batch.code_rows.tolist().index(8)
+    assert known_positives(trainer, batch).nonzero().tolist() == [[5, column]] and batch.false_negatives == 1
+    loss, found = gradients(trainer, batch)
+    trainer.model.zero_grad()
+    expected = plain_loss(trainer, batch)
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), abs=1e-6)
+    for parameter, gradient in trainer.model.named_parameters():
+        if gradient.grad is not None:
+            torch.testing.assert_close(found[parameter], gradient.grad, atol=1e-8, rtol=1e-6)
 
 
 # ---- Mined ----
 
 
-def test_mined_negatives_are_similar_codes_below_the_ratio_and_meet_their_own_query(make_trainer):
+def test_mined_negatives_are_similar_codes_below_the_ratio_of_some_query(make_trainer):
     trainer = fitted(make_trainer(initial(), negatives_per_query=2, negative_ratio=0.98))
     similarity = trainer.estimator.similarity(range(24), range(24))
     own = similarity.diagonal()[:, None]
@@ -56,11 +115,11 @@ def test_mined_negatives_are_similar_codes_below_the_ratio_and_meet_their_own_qu
     for batch in batches_of(trainer):
         number = len(batch.rows)
         assert batch.code_rows[:number].tolist() == batch.rows.tolist()
-        assert batch.targets.negatives[:, :number].all()  # this batch has no duplicates
-        for query, row in enumerate(batch.rows.tolist()):
-            further = met_by(batch, query) - set(batch.rows.tolist())
-            assert len(further) <= 2 and all(allowed[row, code] for code in further)
-            added += len(further)
+        assert batch.targets.negatives is None  # this batch has no duplicates
+        further = batch.code_rows[number:]
+        assert len(set(further.tolist()) - set(batch.rows.tolist())) == len(further) <= 2 * number
+        assert allowed[batch.rows][:, further].any(0).all()
+        added += len(further)
     assert added > 0
 
 
@@ -91,25 +150,25 @@ def test_the_column_names_rows_by_url_and_further_codes_by_text(make_trainer, ro
     trainer = fitted(make_trainer(bm25(), with_column(rows[:8], values), negatives_per_query=2))
     [batch] = batches_of(trainer)
     assert batch.code_rows.tolist()[8:] == [8]  # urls of rows in the batch add no column
-    assert [bool(batch.targets.negatives[row, 8]) for row in np.argsort(batch.rows)] == [
-        True,
-        *[False] * 3,
-        *[True] * 4,
-    ]
     tokens = trainer._train_batches().tokens["code"][8]
     assert further.replace(" ", "") in tokenizer.decode(tokens).replace(" ", "")
-    check_loss(trainer, batch)
 
 
-def test_a_duplicate_that_a_query_is_not_compared_with_is_not_a_positive(make_trainer, rows):
-    # Row 1's negative is row 9, which has row 0's query, so row 0 is not compared with it.
+def test_a_duplicate_among_the_negatives_of_another_row_is_a_positive(make_trainer, rows):
+    # Row 1's negative is row 9, which has row 0's query.
     twin = rows[9] | {"docstring": rows[0]["docstring"], "docstring_tokens": rows[0]["docstring_tokens"]}
     chosen = with_column([*rows[:9], twin], [None, [twin["url"]], *[None] * 8])
-    options = {"negatives_per_query": 1, "false_negatives": "positives", "alpha": 0.5}
-    own = make_trainer(bm25(), chosen, **options)._train_batches().__getitems__([0, 1, 2])
-    assert own.code_rows.tolist() == [0, 1, 2, 9]
-    assert own.targets.negatives[:, 3].tolist() == [False, True, False]
-    assert own.targets.extra_positives is None and own.false_negatives == 0
+    for treatment, extra in (("positives", [True, False, False]), ("mask", None), ("ignore", None)):
+        options = {"negatives_per_query": 1, "false_negatives": treatment, "alpha": 0.5}
+        own = make_trainer(bm25(), chosen, **options)._train_batches().__getitems__([0, 1, 2])
+        assert own.code_rows.tolist() == [0, 1, 2, 9]
+        known = own.targets.extra_positives
+        assert (None if known is None else known[:, 3].tolist()) == extra
+        assert own.false_negatives == (treatment != "ignore")
+        if treatment == "ignore":
+            assert own.targets.negatives is None
+        else:
+            assert own.targets.negatives[:, 3].tolist() == [False, True, True]
 
 
 def test_other_strategies_leave_code_only_rows_alone(make_trainer, rows):
@@ -130,7 +189,8 @@ def test_named_negatives_are_used_by_default_and_the_table_says_how_many(make_tr
         assert fitted(trainer).ongoing.prepared.negatives is None
         return
     [batch] = batches_of(trainer)
-    assert batch.targets.negatives[:, 8:].sum(1).tolist() == [4] * 8
+    assert 4 <= len(batch.code_rows) - 8 <= 6 and batch.targets.negatives is None  # all rows name the same six
+    assert setup_table(trainer)["functions compared per query"] == "up to 40"
     trainer = make_trainer(BM25Estimator(), column, negatives_per_query=0)
     [batch] = batches_of(trainer)
     assert len(batch.code_rows) == 8 and setup_table(trainer)["negatives_per_query"] == 0
@@ -145,12 +205,6 @@ def test_a_negative_without_a_query_counts_as_the_least_similar_code(make_traine
     [batch] = batches_of(fitted(make_trainer(BM25Estimator(), column, loss="weighted_info_nce")))
     similarity = batch.targets.similarity
     assert torch.equal(similarity[:, 8], similarity[:, :8].amin(1))
-
-
-# ---- On two processes ----
-
-
-# ---- Bad input ----
 
 
 # ---- The script ----

@@ -2,12 +2,16 @@
 
 import contextlib
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from refusals import refused
 from transformers import EarlyStoppingCallback, EvalPrediction
+from transformers.trainer_utils import denumpify_detensorize
 
 from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer
 from soft_trainer.data import load, make_splits
@@ -132,7 +136,71 @@ def test_compute_metrics_gets_ranks_top_codes_and_targets(train, dataset):
     assert ranks.shape == (5,) and top.shape == (5, 10) and seen[-1].label_ids.tolist() == list(range(5))
     assert metrics["eval_worst"] == ranks.max() and metrics["eval_hits"] == metrics["eval_recall@1"]
     assert metrics["eval_mrr"] == pytest.approx((1 / ranks).mean())
-    assert len(seen) == 4 and trainer.state.best_metric is not None
+    assert len(seen) == 5 and trainer.state.best_metric is not None  # the first call tries the metric on three rows
+    assert seen[0].label_ids.tolist() == [0, 1, 2]
+
+
+SCALARS = {
+    "int64": lambda ranks: (ranks == 1).sum(),
+    "float32": lambda ranks: np.float32(0.5),
+    "bool": lambda ranks: (ranks == 1).any(),
+    "tensor": lambda ranks: torch.tensor(0.25),
+    "tensor of one": lambda ranks: torch.tensor([3]),
+    "nested": lambda ranks: {"a": np.float64(1.5), "b": [np.int8(2)]},
+    "number": lambda ranks: 7,
+}
+
+
+@pytest.mark.slow
+def test_scalars_of_numpy_and_torch_are_numbers_in_the_log(train, dataset):
+    arguments = {"compute_metrics": lambda p: {name: make(p.predictions[0]) for name, make in SCALARS.items()}}
+    trainer = train(arguments=arguments, save_strategy="epoch", **EVALUATED)
+    metrics = trainer.evaluate()
+    ranks = trainer.predict(dataset).ranks.numpy()
+    theirs = denumpify_detensorize({name: make(ranks) for name, make in SCALARS.items()})
+    assert {name: metrics[f"eval_{name}"] for name in SCALARS} == theirs
+    stored = json.loads((Path(trainer.args.output_dir) / "checkpoint-3" / "trainer_state.json").read_text())
+    assert {type(stored["log_history"][-1][f"eval_{name}"]) for name in ("int64", "tensor of one", "number")} == {int}
+
+
+def own(prediction):
+    return {"own": 1.0}
+
+
+def nothing(prediction):
+    return {}
+
+
+def of_all(prediction):
+    return {"own": float(prediction.label_ids.sum()) / (len(prediction.label_ids) > 3)}  # fails on three rows
+
+
+@pytest.mark.parametrize(
+    ("name", "compute", "sets", "message"),
+    [
+        ("onw", own, 1, "metric_for_best_model='onw': this metric is not measured; did you mean 'own'"),
+        ("eval_f1", nothing, 1, "metric_for_best_model='eval_f1': this metric is not measured"),
+        ("b_onw", own, 2, "metric_for_best_model='b_onw': this metric is not measured; did you mean"),
+        ("a_own", own, 2, None),
+        ("own", own, 2, None),
+        ("own", lambda _: {"eval_own": 1.0}, 1, None),
+        ("recall@5", nothing, 2, None),
+        ("own", of_all, 1, None),
+    ],
+)
+def test_a_metric_that_is_not_computed_is_refused_before_training(trainer_of, dataset, name, compute, sets, message):
+    arguments = {"compute_metrics": compute, "eval_dataset": dict.fromkeys("ab", dataset) if sets == 2 else dataset}
+    trainer = trainer_of(estimator=None, metric_for_best_model=name, max_steps=1, arguments=arguments, **EVALUATED)
+    with refused(message) if message else contextlib.nullcontext():
+        trainer._prepare_training()
+
+
+def test_a_metric_that_is_nan_is_named(trainer_of, capsys):
+    arguments = {"compute_metrics": lambda _: {"own": float("nan")}}
+    trainer = trainer_of(estimator=None, metric_for_best_model="own", arguments=arguments, **EVALUATED)
+    trainer.state.global_step = 2
+    trainer.evaluate()
+    assert "warning: eval_own is NaN at step 2" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -21,13 +21,24 @@ PARSE_SECONDS = 2.0  # a file that takes longer is split into plain lines
 _MAX_SCOPE = 4
 # A line of a comment, a decorator, or a macro before a function in C.
 _COMMENT_OR_DECORATOR = re.compile(rb"\s*(#|//|/\*|\*|--|@|\"\"\"|'''|_*[A-Z][A-Z0-9_]+(\([^()]*\))?\s*$)")
-# A name that is assigned at the start of a line, such as a constant, an alias or an export.
-_ASSIGNED = re.compile(
-    rb"^(?:(?:export|default|pub|const|let|var|val|static|final|declare|readonly)\s+)*([A-Za-z_$][\w$]*)"
-    rb"\s*(?::[^=\n]{1,80})?=(?![=>])",
-    re.MULTILINE,
+# Names that a line outside functions assigns or declares: any name at the start of the line, such as a constant or an
+# export, and a constant in capitals anywhere, such as one of a class.
+_ASSIGNED = rb"\s*(?::[^=\n]{1,80})?=(?![=>])"
+_CONSTANT = re.compile(
+    rb"(?:(?:export|default|pub(?:\([\w:]+\))?|const|let|var|val|static|mut|final|declare|readonly)\s+)*"
+    rb"(?:(?:module\.)?exports\.)?([A-Za-z_$][\w$]*)"
+    + _ASSIGNED
+    + rb"|\s*(?:[^\s=]+\s+)*?([A-Z][A-Z0-9_]+)"
+    + _ASSIGNED
 )
-_MAX_IN_A_BLOCK = 20
+_CONSTANTS = {
+    "go": re.compile(rb"(?:(?:const|var)\s+|\t)([A-Za-z_]\w*)(?:\s+[\w.*\[\]]+)?\s*(?:=(?!=)|$|//)"),
+    "ruby": re.compile(
+        rb"\s*(?:([A-Z]\w*)\s*=(?![=>~])|alias\s+:?([\w?!=]+)|alias_method[\s(]+[:\"']([\w?!=]+)"
+        rb"|attr_(?:accessor|reader|writer)[\s(]+:(\w+)(?:,\s*:(\w+))?(?:,\s*:(\w+))?(?:,\s*:(\w+))?(?:,\s*:(\w+))?)"
+    ),
+}
+_MAX_IN_A_BLOCK = MAX_LINES
 # The first paragraph of a docstring, of a block comment, or a group of line comments.
 _PARAGRAPH = re.compile(
     rb'"{3}(.*?)(?:"{3}|\n\s*\n)|/\*[*!](.*?)(?:\*/|\n\s*\*\s*\n)|((?:^[ \t]*(?://|#)[^\n]*\n)+)',
@@ -121,6 +132,7 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
     if language in SOURCE_LANGUAGES:
         root, parsed = parse_file(source, language, PARSE_SECONDS)
         spans, signatures = _definitions(root, source, language)
+        signatures += _constants(lines, spans, language)
     chunks = []
     line = 1
     for span, following in zip_longest(spans, spans[1:]):
@@ -138,10 +150,10 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
         last = bisect_right(spans, line, key=lambda span: span.start)
         outer = (span for span in reversed(spans[max(last - 50, 0) : last]) if span.end >= line)
         around = next(outer, Chunk(line, start - 1))
-        chunks += _blocks(lines, line, start - 1, replace(around, defines=[]), language)
-        chunks += _blocks(lines, start, span.end, span, language)
+        chunks += _blocks(lines, line, start - 1, replace(around, defines=[]))
+        chunks += _blocks(lines, start, span.end, span)
         line = span.end + 1
-    chunks += _blocks(lines, line, len(lines), Chunk(line, len(lines)), language)
+    chunks += _blocks(lines, line, len(lines), Chunk(line, len(lines)))
     for line, name in signatures:
         chunk = chunks[bisect_right(chunks, line, key=lambda chunk: chunk.start) - 1]
         if name not in chunk.defines and len(chunk.defines) < _MAX_IN_A_BLOCK:
@@ -157,7 +169,7 @@ def first_paragraph(text: bytes) -> bytes:
     return found[found.lastindex] if found else b""
 
 
-def _blocks(lines: list[bytes], start: int, end: int, chunk: Chunk, language: str) -> list[Chunk]:
+def _blocks(lines: list[bytes], start: int, end: int, chunk: Chunk) -> list[Chunk]:
     """Splits lines `start` to `end` into blocks of at most `MAX_LINES`. Drops blocks that contain no words."""
     while start <= end and not lines[start - 1].strip():
         start += 1
@@ -172,8 +184,6 @@ def _blocks(lines: list[bytes], start: int, end: int, chunk: Chunk, language: st
         if not re.search(rb"\w", text):
             continue
         defines = list(chunk.defines) if not blocks else []
-        if not chunk.name and language in SOURCE_LANGUAGES:
-            defines += [name.decode() for name in _ASSIGNED.findall(text)[:_MAX_IN_A_BLOCK]]
         blocks.append(Chunk(first, last, chunk.name, defines, chunk.kind))
     return blocks
 
@@ -188,6 +198,20 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
     while start > least and _COMMENT_OR_DECORATOR.match(lines[start - 2]):
         start -= 1
     return start
+
+
+def _constants(lines: list[bytes], spans: list[Chunk], language: str) -> list[tuple[int, str]]:
+    """Returns the line and name of each constant, alias, attribute or exported value outside functions."""
+    pattern = _CONSTANTS.get(language, _CONSTANT)
+    functions = [span for span in spans if span.kind != CLASS]
+    found = []
+    line = 1
+    for function in [*functions, Chunk(len(lines) + 1, len(lines) + 1)]:
+        for number in range(line, function.start):
+            if match := pattern.match(lines[number - 1][:200]):
+                found += [(number, name.decode()) for name in match.groups() if name]
+        line = max(line, function.end + 1)
+    return found
 
 
 def _definitions(root: Node | None, source: bytes, language: str) -> tuple[list[Chunk], list[tuple[int, str]]]:

@@ -23,12 +23,16 @@ _NARROW = {STAR: "[^/]*?"}
 def path_filter(pattern: str) -> re.Pattern[str]:
     """Compiles a path pattern, such as `src/**`, to a regular expression.
 
-    `**` matches across folders, but `*` and `?` do not. A pattern without `/` matches a file or folder at any depth.
-    Brackets are ordinary characters, because some projects use them in folder names. The expression is for paths in
-    Unicode's form NFC; see `composed`.
+    `**` matches across folders, but `*` and `?` do not. A pattern without `/` matches a file or folder at any depth,
+    and `/` at the start stands for the indexed folder. `{ts,tsx}` matches either. Brackets are ordinary characters,
+    because some projects use them in folder names. The expression is for paths in Unicode's form NFC; see `composed`.
     """
     pattern = composed(pattern.removeprefix("./"))
+    if braces := re.search(r"\{([^{}]*,[^{}]*)\}", pattern):
+        each = (pattern[: braces.start()] + one + pattern[braces.end() :] for one in braces[1].split(","))
+        return re.compile("|".join(path_filter(one).pattern for one in each))
     tokens = [] if "/" in pattern else [FOLDERS]
+    pattern = pattern.removeprefix("/")
     if pattern.endswith("/"):
         pattern += "**"
     for part in re.split(r"((?:^|(?<=/))\*\*+/|\*+|\?)", pattern):

@@ -8,9 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from soft_trainer.search.index.words import WORD
 from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.source.definitions import literals
 
+# A value in a literal: `{name}`, `${name}`, `#{name}`, `%s`, `%(name)s`.
+_HOLE = re.compile(r"[$#]?\{[^{}]*\}|%(?:\(\w+\))?[-+#0-9.*]*[a-zA-Z]")
 LEAST = 3  # fewer words of a message are in a literal by chance, unless they are the whole literal
 
 
@@ -26,15 +29,36 @@ def words_raised(words: Sequence[str], chunk: SearchResult, text_of: Callable[[s
         text_of: returns the text of a file.
     """
     least = max(LEAST, len(words) / 2)
-    if _shared(words, _plain(chunk.text)) < min(least, len(words)):  # most chunks need not be parsed
+    if _shared(words, _plain(chunk.text)) < min(LEAST, len(words)):  # most chunks need not be parsed
         return 0
     best = 0
     source = text_of(chunk.path).encode()
-    for literal in map(_plain, literals(source, chunk.language, chunk.start_line, chunk.end_line)):
-        size = _shared(words, literal)
-        if size >= least or size == len(words) == len(literal.split()):
+    for literal in literals(source, chunk.language, chunk.start_line, chunk.end_line):
+        plain = _plain(literal)
+        size = _shared(words, plain)
+        if size >= least or size == len(words) == len(plain.split()):
             best = max(best, size)
+        else:
+            best = max(best, _filled(words, plain))
     return best
+
+
+def _filled(words: Sequence[str], literal: str) -> int:
+    """Returns the number of words around the values of a literal if a message has them all, or 0 if they are too few.
+
+    A message may be composed: `Invalid value for {name}: {message}`.
+    """
+    message = f" {' '.join(WORD.findall(' '.join(words)))} "
+    position = total = 0
+    for part in _HOLE.split(re.sub(r"^\w*[\"'`]+", "", literal)):
+        run = WORD.findall(part)
+        if not run:
+            continue
+        position = message.find(f" {' '.join(run)} ", position)
+        if position < 0:
+            return 0
+        total += len(run)
+    return total if total >= LEAST else 0
 
 
 def _plain(text: str) -> str:

@@ -19,36 +19,44 @@ from typing import NamedTuple
 import numpy as np
 
 from soft_trainer.search.index.store import Segments
-from soft_trainer.search.index.words import WORD
+from soft_trainer.search.index.words import WORD, parts
 from soft_trainer.search.ranking.ranking import DISCOUNTS, Query, Scores, ordering, parse_query
 
 NEAR = 10  # a file of rank r scores 1 / (NEAR + r); a larger number brings the first ranks closer together
 SAME_NAME = 3  # a path that matches more files is ignored
 # A pasted failure begins with a command (`$ ...`, or words of commands, options and arguments that are no prose), or
-# with output of pytest, unittest, go test, cargo, vitest, jest, Maven, Gradle or RSpec.
+# with output of pytest, unittest, go test, cargo, vitest, jest, Maven, Gradle, RSpec or PHPUnit.
 _WORDS = (
-    "python3?|pytest|tox|uv|poetry|go|cargo|npm|npx|pnpm|yarn|node|jest|vitest|tsc|mvnw?|gradlew?|bundle|rspec|rake|make"
+    "python3?|pytest|phpunit|dotnet|tox|uv|poetry|go|cargo|npm|npx|pnpm|yarn|node|jest|vitest|tsc|mvnw?|gradlew?|bundle|rspec|rake|make"
     "|run|exec|test|build|check|vet"
 )
-_COMMAND = re.compile(rf"\$ .*|(\./)?({_WORDS})( ({_WORDS})| -\S+( \w+)?| \S*[./:=]\S*)*")
+_COMMAND = re.compile(rf"\$ .*|([\w./]*/)?({_WORDS})( ({_WORDS})| -\S+( \w+)?| \S*[./:=]\S*)*")
 _OUTPUT = re.compile(
     r"[=_]{3,} |[.FEs]+$|(RUN|FAIL|PASS|=== RUN|\[INFO\]|\[ERROR\]|> Task)\s"
-    r"|running \d+ test|Compiling \S+ v\d|# \S+ \[|Failures:"
+    r"|running \d+ test|PHPUnit \d|Compiling \S+ v\d|# \S+ \[|Failures:"
 )
 _HEADING = "Traceback (most recent call last):\n"  # in every traceback
 # The lines with which the same programs, and compilers, begin an error.
 _ERROR = re.compile(
-    r"^[ \t]*(E {2,}|File \"|(--- )?(FAIL|ERROR): |panic: |thread '.*panicked at |● |Failure/Error: "
+    r"^[ \t]*(E {2,}|File \"|(--- )?(FAIL|ERROR): |panic: |thread '.*panicked at |● |Failure/Error: |\d+\) [\w\\]+::\w"
     r"|(\S+: )?error(\[\w+\])?: |(\[ERROR\] )?\S+\.\w+[:(]\[?\d+[:,]\d+|[\w.:]*(Error|Exception)\b)",
     re.MULTILINE,
 )
 # A line of a stack trace with a path and a line number, with the function on the line above (Go, Rust) and the source
 # code below (Python).
+_PATH_LETTERS = r"[\w./\\@+\[\]-]"
+_AT_LINE = rf'(?<!{_PATH_LETTERS})({_PATH_LETTERS}+)(?:", line |:line |[:(]\[?)(\d{{1,9}})(.*)'
 _FRAME = re.compile(
     r'^((?: *\d+: .*\n)?[ \t]*(?:File "|at |from |#\d+ |(?=\S+:\d+:in )).*?|.*\n\t(?=\S+\.go:))'
-    r'(?<![\w./\\-])([\w./\\-]+)(?:", line |:line |[:(])(\d{1,9})(.*)(?:\n {4,}(?!at |File |\d+: ).*){0,2}',
+    rf"{_AT_LINE}(?:\n {{4,}}(?!at |File |\d+: ).*){{0,2}}",
     re.MULTILINE,
 )
+# The same in any line of a failing command's output: `a.py:3: in total`, `a.js:3:9`, `a.ts(3,9)`.
+_LOCATION = re.compile(rf"^((?:.*\n[ \t]+(?:at )?(?=\S+\.(?:go|rs):))?.*?){_AT_LINE}", re.MULTILINE)
+_ADDRESS = re.compile(r"https?://[^/\s]*/|\?[\w=&.%-]*(?=:\d)")  # what a browser adds to a path
+_PYTHON_FRAMES = re.compile(r'(?:.*\n-+\n)?(?:[ \t]*File ".*\n(?:[ \t]+.*\n)*)+')  # below the heading of unittest
+_PLACE = re.compile(r"((?:[A-Za-z]:)?[^\s:]*\w)(?::(\d{1,9})(?:[-:]\d+)?)?:?")  # `src/dates.py`, `src/dates.py:12`
+_KEY = re.compile(r"\w+(?:-\w+)*")  # an identifier, or a key such as `requires-python`
 _LINE = re.compile(r"^.*\S", re.MULTILINE)
 _LETTERS_OF_PATHS = re.compile(r"[\w./\\-]+")
 _PATH = re.compile(r"[\w./\\-]*\w\.\w+")  # only tried at the start of such letters: elsewhere it takes quadratic time
@@ -68,17 +76,21 @@ def failure_first(text: str) -> str:
 
     Other texts stay as they are. An issue that quotes a failure begins with a title, which says more than the error.
     """
+    output, start = _failure(text)
+    return f"{output[start:]}\n\n{output[:start]}" if output else text
+
+
+def _failure(text: str) -> tuple[str, int]:
+    """Returns the output of a failing command, and where its first error begins. Returns ("", 0) for other texts."""
     pasted = text.strip().replace("\r\n", "\n")
     first, _, output = pasted.partition("\n")
     if not _COMMAND.fullmatch(first.strip()):
         output = pasted
         if not (_OUTPUT.match(first) or pasted.startswith(_HEADING)):
-            return text
+            return "", 0
     output = output.replace(_HEADING, "")
     error = _ERROR.search(output)
-    if error is None:
-        return text
-    return f"{output[error.start() :]}\n\n{output[: error.start()]}"
+    return (output, error.start()) if error else ("", 0)
 
 
 def fuse(
@@ -175,7 +187,7 @@ def frames(text: str) -> list[Frame]:
         return []
     outer, _, cause = text.rpartition("\nCaused by: ")  # in Java
     found = []
-    for match in _FRAME.finditer(f"{cause}\n{outer}"):
+    for match in _FRAME.finditer(_ADDRESS.sub("", f"{cause}\n{outer}")):
         before, location, line, after = match.groups()
         path = re.split(r"[/\\]", location)
         if len(path) == 1:  # Java names the package, class and method instead of folders
@@ -184,3 +196,35 @@ def frames(text: str) -> list[Frame]:
     if 'File "' in text:
         found.reverse()
     return found
+
+
+def locations(text: str) -> list[Frame]:
+    """Returns the locations in the output of a failing command, beginning with the nearest to its first error.
+
+    Python's programs print frames above the message. All others print them below, and what is above the message
+    belongs to warnings.
+    """
+    output, start = _failure(text)
+    first = 0 if output.startswith("E  ", start) else start
+    if traceback := _PYTHON_FRAMES.match(output, start):
+        start = traceback.end()
+    output = _ADDRESS.sub(lambda address: " " * len(address[0]), output)
+    found = sorted(_LOCATION.finditer(output, first), key=lambda match: abs(match.start(2) - start))
+    return [
+        Frame(re.split(r"[/\\]", path), int(line), set(WORD.findall(before + after)))
+        for before, path, line, after in map(re.Match.groups, found)
+    ]
+
+
+def place(text: str) -> Frame | None:
+    """Returns the place that a query consists of, such as `src/dates.py:12`, or None. The line is 0 without a line."""
+    match = _PLACE.fullmatch(text.strip())
+    if match is None or not re.search(r"[./\\]", match[1]):
+        return None
+    return Frame(re.split(r"[/\\]", match[1]), int(match[2] or 0), set())
+
+
+def key(text: str) -> str | None:
+    """Returns the identifier or key of several parts that a query consists of, or None."""
+    own = text.strip()
+    return own if _KEY.fullmatch(own) and ("-" in own or len(parts(own)) > 1) else None

@@ -123,7 +123,7 @@ def _functions(served: ServedIndex) -> tuple[Callable[..., str], ...]:
             query: a symbol such as parse_date, a description such as "how dates are parsed", or the whole output of a
                 failing command.
             limit: the maximum number of results, 1 to 50.
-            path: only files that match this pattern, such as "src/**" or "*.py".
+            path: only files that match this pattern, such as "src/**" or "*.{ts,tsx}".
             language: only files in this language, such as python.
             name: only functions and classes with this name; * matches anything.
             tests: "only" to find the tests of some code, "no" to find everything else. By default, tests rank low,
@@ -150,7 +150,7 @@ def _functions(served: ServedIndex) -> tuple[Callable[..., str], ...]:
         """Read lines of an indexed file. A long answer is cut off and ends with the arguments for the next call.
 
         Args:
-            path: the path of a search result, relative to the repository.
+            path: the path of a search result, relative to the repository, or a full path in the repository.
             start_line: the first line, counted from 1.
             end_line: the last line; at most 400 lines and 40,000 characters are returned.
             start_column: the first character of the first line, counted from 1.

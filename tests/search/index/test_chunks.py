@@ -1,6 +1,14 @@
 """Files are split into functions, classes and blocks of lines."""
 
+import http.client
+import logging
+import re
+import shutil
+import socket
+import subprocess
+import tarfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +50,58 @@ def test_chunks_have_all_definitions_and_every_line_with_a_word_once(language):
     assert len(covered) == len(set(covered))
     lines = enumerate(source.split("\n"), 1)
     assert {number for number, line in lines if any(map(str.isalnum, line))} <= set(covered)
+
+
+# Names outside functions that universal-ctags lists, in the chunk that holds them.
+CONSTANTS = {
+    "python": (
+        "LIMIT = 10\nclass Cart:\n    SIZE: Final = 1\n\n    def f(self):\n        INNER = 2\n",
+        ["LIMIT", "SIZE"],
+    ),
+    "rust": (
+        "pub const LIMIT: u8 = 1;\npub(crate) static mut COUNT: u8 = 1;\nfn f() {\n    let inner = 2;\n}\n",
+        ["LIMIT", "COUNT"],
+    ),
+    "go": (
+        "package a\n\nconst Limit int = 1\n\nvar (\n\tFirst = iota // 0\n\tSecond\n)\n\nfunc f() {\n\tinner := 2\n}\n",
+        ["Limit", "First", "Second"],
+    ),
+    "javascript": ("export const LIMIT = 1;\nfunction f() {\n  const inner = 2;\n}\n", ["LIMIT"]),
+    "java": (
+        "class Cart {\n  public static final int LIMIT = 1;\n  int f() {\n    int INNER = 2;\n  }\n}\n",
+        ["LIMIT"],
+    ),
+    "php": ("<?php\nclass Cart {\n  const LIMIT = 1;\n  function f() {\n    $INNER = 2;\n  }\n}\n", ["LIMIT"]),
+    "ruby": (
+        "Point = Struct.new(:x)\nclass Cart\n  LIMIT = 1\n  attr_reader :size, :owner\n  alias count size\n"
+        "  alias_method :empty?, :blank?\n  def f\n    inner = 2\n  end\nend\n",
+        ["Point", "LIMIT", "size", "owner", "count", "empty?"],
+    ),
+}
+
+
+@pytest.mark.parametrize("language", CONSTANTS)
+def test_constants_attributes_and_aliases_are_names_of_the_chunk_that_holds_them(language):
+    source, names = CONSTANTS[language]
+    chunks = split(source.encode(), language)
+    found = [name for chunk in chunks for name in chunk.defines]
+    assert [name for name in found if name in names] == names and not {"inner", "INNER"} & set(found)
+    for name in names:
+        (holding,) = (chunk for chunk in chunks if name in chunk.defines)
+        assert name in "\n".join(source.split("\n")[holding.start - 1 : holding.end])
+
+
+@pytest.mark.skipif(not shutil.which("ctags"), reason="needs universal-ctags")
+def test_constants_that_ctags_lists_are_names():
+    words = ["ctags", "--languages=Python", "--kinds-Python=v", "--fields=ks", "-f", "-"]
+    listed = missing = 0
+    for module in (http.client, logging, socket, tarfile):
+        tags = subprocess.run([*words, module.__file__], capture_output=True, text=True, check=True).stdout
+        wanted = set(re.findall(r"^([A-Z][A-Z0-9_]+)\t", tags, re.MULTILINE))
+        chunks = split(Path(module.__file__).read_bytes(), "python")
+        listed += len(wanted)
+        missing += len(wanted - {name for chunk in chunks for name in chunk.defines})
+    assert listed > 40 and missing / listed < 0.03
 
 
 def test_a_header_of_blank_lines_takes_no_time():

@@ -263,6 +263,10 @@ def test_a_path_filter_matches_in_little_time_what_a_plain_one_does():
         expected = plain_filter(pattern)
         assert {p for p in paths if path_filter(pattern).fullmatch(p)} == {p for p in paths if expected.fullmatch(p)}
     assert path_filter("app/[id]/*.ts").fullmatch("app/[id]/a.ts") and path_filter("./src/").fullmatch("src/a/b")
+    assert path_filter("/a.py").fullmatch("a.py") and not path_filter("/a.py").fullmatch("b/a.py")
+    either = path_filter("{src,lib}/*.{ts,tsx}")
+    assert either.fullmatch("src/a.ts") and either.fullmatch("lib/a.tsx") and not either.fullmatch("lib/a.js")
+    assert path_filter("{{name}}/*.py").fullmatch("{{name}}/a.py")
     started = time.process_time()
     for pattern in ("**/" * 14 + "x", "**/a" * 14 + "x", "*a" * 20 + "x", "**a" * 20 + "x", "a*b**" * 9 + "x"):
         assert not path_filter(pattern).fullmatch("a/" * 60 + "ab" * 60)

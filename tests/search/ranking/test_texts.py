@@ -120,7 +120,10 @@ FAILURES = {
     "jest": "● parsePrice › keeps cents",
     "maven": "java.lang.AssertionError: expected:<29> but was:<28>",
     "maven_compile": "[ERROR] /home/me/shop/src/main/java/shop/Prices.java:[6,74] cannot find symbol",
+    "pytest_native": 'File "/home/me/shop/.venv/lib/_pytest/runner.py", line 361, in from_call',
+    "pytest_short": "E   ValueError: could not convert string to float: '1,250.00'",
     "pytest": "E       ValueError: could not convert string to float: '1,250.00'",
+    "phpunit": "1) PricesTest::testThousands",
     "pytest_import": "ImportError while importing test module '/home/me/shop/tests/test_taxes.py'.",
     "rspec": 'Failure/Error: expect(parse_price("$0.29")).to eq(29)',
     "tsc": "src/prices.ts(1,24): error TS2307: Cannot find module './taxes' or its corresponding type declarations.",
@@ -143,6 +146,147 @@ def test_a_pasted_failure_is_searched_from_its_error_on(program, error):
     without_command = output.partition("\n")[2]
     if program not in UNKNOWN_WITHOUT_COMMAND:
         assert failure_first(without_command).strip().splitlines()[0] == error
+
+
+SHOP = {
+    "shop/prices.py": """
+        def parse_price(text):
+            # dollars
+            return int(float(text.lstrip("$")) * 100)
+
+
+        def total(prices):
+            return sum(parse_price(price) for price in prices)
+        """,
+    "tests/test_prices.py": """
+        from shop.prices import parse_price
+
+        def test_thousands():
+            assert total(["$1,250.00"]) == 125000
+
+
+        def test_cents():
+            assert parse_price("$0.29") == 29
+        """,
+    "src/prices.js": "function parsePrice(text) {\n  if (!text.match(/[0-9]/))\n    throw new Error('no price');\n}\n",
+    "prices.go": "package shop\n\nfunc ParsePrice(text string) (int, error) {\n\treturn 0, nil\n}\n",
+    "prices_test.go": "package shop\n\nfunc TestParsePrice(t *testing.T) {\n\tgot, _ := ParsePrice(29)\n"
+    "\tcheck(t, got)\n}\n\nfunc check(t *testing.T, got int) {\n\tt.Errorf(got)\n}\n",
+    "src/Prices.php": "<?php\nclass Prices\n{\n  static function parse($text)\n  {\n    if (!is_numeric($text)) {\n"
+    "      throw new E($text);\n    }\n    return (int) $text;\n  }\n\n"
+    "  static function total($all)\n  {\n    return sum($all);\n  }\n}\n",
+    "lib/prices.rb": "def parse_price(text)\n  # dollars\n  (Float(text) * 100).to_i\nend\n",
+    "src/prices.ts": "import { tax } from './taxes'\n\nexport function price(text: string): string {\n"
+    "  return 100 * text\n}\n",
+    "src/main/java/shop/Prices.java": "package shop;\n\nclass Prices {\n  static int net(String text) {\n"
+    "    // dollars\n    return Taxes.net(text);\n  }\n}\n",
+}
+# The definition in which each program's first error arose. A test that compares two values names what it calls.
+FAILED_IN = {
+    "pytest": ("shop/prices.py", "parse_price"),
+    "pytest_short": ("shop/prices.py", "parse_price"),
+    "pytest_native": ("shop/prices.py", "parse_price"),
+    "unittest": ("shop/prices.py", "parse_price"),
+    "jest": ("src/prices.js", "parsePrice"),
+    "vitest": ("src/prices.js", "parsePrice"),
+    "go": ("prices.go", "ParsePrice"),
+    "phpunit": ("src/Prices.php", "Prices.parse"),
+    "rspec": ("lib/prices.rb", "parse_price"),
+    "tsc": ("src/prices.ts", "price"),
+    "tsc_pretty": ("src/prices.ts", "price"),
+    "maven_compile": ("src/main/java/shop/Prices.java", "Prices.net"),
+    "gradle_compile": ("src/main/java/shop/Prices.java", "Prices.net"),
+}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shop")
+    return CodeIndex.build(write_tree(folder / "tree", SHOP), folder / "index", model="none")
+
+
+@pytest.mark.parametrize("program", FAILED_IN)
+def test_a_pasted_failure_finds_where_it_arose(shop, program):
+    output = (Path(__file__).parent / "failures" / f"{program}.txt").read_text(encoding="utf-8")
+    first = shop.search(output)[0]
+    assert (first.path, first.name) == FAILED_IN[program]
+
+
+GO_CACHE = """panic: no handler [recovered]
+
+goroutine 7 [running]:
+github.com/gin-gonic/gin.(*Context).Next(...)
+\t/root/go/pkg/mod/github.com/gin-gonic/gin@v1.9.1/context.go:9
+main.main()
+\t/home/me/app/main.go:9 +0x1d
+"""
+BROWSER = "TypeError: no route\n    at load (http://localhost:5173/src/routes/[id]/+page.svelte:2:5)\n"
+SCOPED = (
+    "Error: no\n    at parse (/app/node_modules/.pnpm/@acme+core@1.0.2/node_modules/@acme/core/lib/parse.js:2:9)\n"
+)
+OVERLOADS = (
+    'Traceback (most recent call last):\n  File "/app/main.py", line 2, in <module>\n    run()\n'
+    '  File "/venv/site-packages/shop/core.py", line 3, in invoke\n    raise E\nE: no\n'
+)
+ODD_TREE = {
+    "context.go": "package gin\n\ntype Context struct {\n\tNext int\n}\n\n"
+    "func (c *Context) Abort() {\n\tc.index = 1\n}\n\nfunc (c *Context) Next() {\n\tc.index++\n}\n",
+    "src/routes/[id]/+page.svelte": "<script>\n  const load = () => fetch('/')\n</script>\n",
+    "packages/@acme/core/lib/parse.js": "function parse(text) {\n  throw new Error('no')\n}\n",
+    "packages/@acme/more/lib/parse.js": "function parse(text) {\n  return text.trim()\n}\n",
+    "shop/core.py": "@overload\ndef invoke(name: str) -> str: ...\n\n@overload\ndef invoke(name: int) -> int: ...\n\n"
+    "\n\ndef invoke(name):\n    check(name)\n    return name\n",
+    "shop/keys.py": 'MODE = os.environ.get("SHOP_MODE")\n\n\n\ndef mode_of(shop):\n    """The mode of the shop."""\n',
+    "tests/test_keys.py": 'def test_mode(shop):\n    assert "SHOP_MODE" in shop.mode\n',
+    "docs/keys.md": "SHOP_MODE is the mode of the shop; requires-cash is in pyproject.toml\n",
+    "pyproject.toml": '[tool.shop]\nrequires-cash = "no"\n',
+}
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("odd")
+    return CodeIndex.build(write_tree(folder / "tree", ODD_TREE), folder / "index", model="none")
+
+
+@pytest.mark.parametrize(
+    ("query", "path", "line"),
+    [
+        (GO_CACHE, "context.go", 11),
+        (BROWSER, "src/routes/[id]/+page.svelte", 1),
+        (SCOPED, "packages/@acme/core/lib/parse.js", 1),
+        (OVERLOADS, "shop/core.py", 9),
+        ("(*Context).Next", "context.go", 11),
+        ("packages/@acme/more/lib/parse.js", "packages/@acme/more/lib/parse.js", 1),
+        ("core/lib/parse.js:2", "packages/@acme/core/lib/parse.js", 1),
+        ("context.go:8", "context.go", 7),
+        ("/home/me/app/shop/core.py:9", "shop/core.py", 9),
+        ("SHOP_MODE", "shop/keys.py", 1),
+        ("requires-cash", "pyproject.toml", 1),
+    ],
+)
+def test_frames_paths_and_keys_find_their_chunk(odd, query, path, line):
+    first = odd.search(query)[0]
+    assert first.path == path and first.start_line <= line <= first.end_line
+
+
+@pytest.mark.parametrize(
+    ("query", "path", "notice"),
+    [
+        ("requires-chas invokee", "pyproject.toml", ""),  # a part of a word is in the index
+        (
+            "invokke contxet",
+            "context.go",
+            "no word of the query is in the index; searched for words like invok, context",
+        ),
+        ("xyzzy qwrtp", None, "no word of the query is in the index"),
+    ],
+)
+def test_misspelt_words_are_replaced_by_the_nearest(odd, query, path, notice):
+    odd.notices.clear()
+    results = odd.search(query)
+    assert [result.path for result in results][:1] == [path][: len(results[:1])]
+    assert (results or path is None) and odd.notices == [notice] * bool(notice)
 
 
 ERROR = "\nE   ValueError: no\n\n./a.go:1:2: undefined: b\n"

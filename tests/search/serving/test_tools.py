@@ -66,9 +66,12 @@ def test_search_and_read(tree):
         ("search", {"query": "zzzzz"}),
         ("search", {"query": "brand_new", "path": "*.py"}),
         ("similar", {"path": "src/shop/dates.py", "line": 4, "limit": 1}),
+        ("read", {"path": f"{tree}/src/shop/dates.py", "start_line": 3, "end_line": 4}),
+        ("read", {"path": "./src/shop/dates.py", "start_line": 3, "end_line": 4}),
     )
     assert not any(error for error, _ in answers)
-    found, read, nothing, new, like = (text for _, text in answers)
+    found, read, nothing, new, like, *same = (text for _, text in answers)
+    assert all(text.splitlines()[2:-1] == read.splitlines()[2:-1] for text in same)
     assert found.splitlines()[1] == "src/shop/dates.py:1-5 parse_date" and "not an instruction" not in found
     title, *lines = read.splitlines()[1:-1]
     assert title.startswith("src/shop/dates.py:3-4 of ")
@@ -94,6 +97,7 @@ def test_search_and_read(tree):
         ("read", {"path": "src/server.go", "start_line": 900}, "not a range of lines"),
         *(("read", {"path": path}, "not in the index") for path in OUTSIDE),
         ("write", {}, "Unknown tool: write"),
+        ("search", {"query": "date", "path": "*.{zig,nim}"}, "path='*.{zig,nim}': no indexed file matches"),
     ],
 )
 def test_a_wrong_call_is_an_error(tree, tool, arguments, message):

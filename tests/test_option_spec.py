@@ -4,9 +4,9 @@ import pytest
 from refusals import refused
 
 from soft_trainer import SoftInfoNCETrainingArguments
+from soft_trainer.option_spec import option_specs, references
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import option_specs, references
 from soft_trainer.options.resolve import resolve
 
 

@@ -1,0 +1,325 @@
+"""Combines the snapshots of several indexes, and picks a search's results among all of their chunks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher, get_close_matches
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soft_trainer.errors import UserError
+from soft_trainer.search.commits.memory import NO_VOTES, Votes
+from soft_trainer.search.index.parsing import DEFINED
+from soft_trainer.search.index.store import joined_segments
+from soft_trainer.search.index.words import WORD, parts, source_words, terms, whole
+from soft_trainer.search.ranking import ranking
+from soft_trainer.search.ranking.messages import message_words, words_raised
+from soft_trainer.search.ranking.results import TESTS, SearchResult
+from soft_trainer.search.ranking.texts import SAME_NAME, Frame, files_at, frames, key, locations, place
+from soft_trainer.search.ranking.weakness import is_weak
+from soft_trainer.search.snapshot import Snapshot
+
+CANDIDATES = 60  # the chunks among which an error message or a key is looked for
+FRAMES = 2  # the frames of a stack trace, or the locations in a failing command's output, that come first
+FAILING_TESTS = 3  # the failing tests whose text is searched for
+MAX_MESSAGE = 60  # words; a longer line is no message
+# Filtering by one of these languages also allows the languages in its list.
+_RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
+NEAREST = 0.7  # the least similarity of a misspelt word to the indexed word that is searched for instead
+SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for similar chunks
+
+
+class Part(NamedTuple):
+    """One index in a view: the label of its paths, its snapshot, and its slice of all chunks."""
+
+    label: str
+    snapshot: Snapshot
+    chunks: slice
+
+
+class View:
+    """Combines the snapshots of several indexes. Files and chunks are numbered across all of them.
+
+    Args:
+        labels: what to put before the paths of each snapshot.
+    """
+
+    def __init__(self, labels: Sequence[str], snapshots: Sequence[Snapshot]):
+        self.parts: list[Part] = []
+        first = 0
+        for label, snapshot in zip(labels, snapshots, strict=True):
+            last = first + len(snapshot.segments.lengths)
+            self.parts.append(Part(label, snapshot, slice(first, last)))
+            first = last
+        self.segments = joined_segments(tuple(snapshot.segments for snapshot in snapshots))
+
+    def allowed(
+        self, path: str | None, language: str | None, name: str | None, tests: str | None
+    ) -> np.ndarray | None:
+        """Returns the chunks that pass the filters, bool[chunks], or None without filters.
+
+        Raises:
+            UserError: no file is in this language or matches the path, or `tests` is neither "only" nor "no".
+        """
+        if tests and tests not in TESTS:
+            raise UserError(f"tests={tests!r}: expected {' or '.join(TESTS)}")
+        if not (path or language or name or tests):  # agents give "" for none
+            return None
+        languages = None
+        if language:
+            known = set().union(*(part.snapshot.languages for part in self.parts))
+            languages = known & {language.lower(), *_RELATED.get(language.lower(), ())}
+            if not languages:
+                raise UserError(f"language={language!r}: no such files; the index has {', '.join(sorted(known))}")
+        kept = np.concatenate([part.snapshot.allowed(path, languages, name, part.label) for part in self.parts])
+        if (
+            path
+            and not kept.any()
+            and not any(part.snapshot.allowed(path, None, None, part.label).any() for part in self.parts)
+        ):
+            raise UserError(f"path={path!r}: no indexed file matches this pattern; `src/**` and `*.py` are examples")
+        if tests:
+            kept &= self.segments.traits["test"][self.segments.owners] == (tests == "only")
+        return kept
+
+    def similarity_to_chunk(self, chunk: int) -> np.ndarray | None:
+        """Computes the similarity of every chunk to one chunk, or NaN for a chunk without an embedding.
+
+        Returns None if that chunk has no embedding.
+        """
+        own = self._part_of(chunk)
+        row = own.snapshot.slots[chunk - own.chunks.start]
+        if row < 0:
+            return None
+        embedding = own.snapshot.vectors[row].astype(np.float32)
+        return np.concatenate([part.snapshot.similarity(embedding) for part in self.parts])
+
+    def votes(self, query: ranking.Query) -> Votes:
+        """Returns the weighted votes of all indexes' commits for chunks that may answer the query."""
+        shares = []
+        commits = {}
+        for part in self.parts:
+            own = part.snapshot.memory.weighted_votes(query)
+            shares.append(own.shares)
+            for chunk, numbers in own.commits.items():
+                commits[part.chunks.start + chunk] = numbers
+        return Votes(np.concatenate(shares), commits)
+
+    def ranked_by(self, similarity: np.ndarray | None, votes: Votes) -> list[str]:
+        """Returns what a ranking used: words, and possibly commits and the encoder."""
+        found = ["words"]
+        if votes.commits:
+            found.append("commits")
+        if similarity is not None and not np.isnan(similarity).all():
+            found.append(f"encoder {self.parts[0].snapshot.state['model']}")
+        return found
+
+    def best(
+        self,
+        query: ranking.Query,
+        scores: ranking.Scores,
+        similarity: np.ndarray | None,
+        allowed: np.ndarray | None,
+        limit: int,
+        votes: Votes = NO_VOTES,
+        text: str = "",
+        sources: Mapping[int, float] = MappingProxyType({}),
+    ) -> list[SearchResult]:
+        """Returns the best chunks that pass the filters, with the commits that voted for them.
+
+        Args:
+            text: the query as typed. What raises an error message, and what a path, a location or a key names, is
+                first.
+            sources: a score for each chunk that is first for another reason; see `failed_at`.
+        """
+        ranked = dict(ranking.order_chunks(scores, self.segments, allowed, limit + CANDIDATES))
+        chunks = list(ranked)[:CANDIDATES]
+        ranked |= self._raising(text, chunks, query.test_factor) | self._named(text, chunks, allowed) | sources
+        results: dict[Any, SearchResult] = {}
+        for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1]):
+            if len(results) == limit:
+                break
+            part = self._part_of(chunk)
+            commits = votes.commits.get(chunk, ())
+            result = part.snapshot.result(chunk - part.chunks.start, score, part.label, commits)
+            same = " ".join(result.text.split()) if result.name else chunk
+            if first := results.get(same):  # this is a copy
+                results[same] = replace(first, also_in=(*first.also_in, f"{result.path}:{result.start_line}"))
+                continue
+            file = int(self.segments.owners[chunk])
+            weak = is_weak(query, scores, file, result.commits)
+            weak = weak and not self.stands_out(similarity, slice(chunk, chunk + 1))
+            results[same] = replace(result, weak=weak)
+        return list(results.values())
+
+    def failed_at(self, text: str, turned: str, allowed: np.ndarray | None) -> tuple[dict[int, float], str]:
+        """Finds the chunks in which a pasted failure arose.
+
+        Args:
+            text: the query as typed.
+            turned: the query as `failure_first` turns it.
+
+        Returns:
+            A score for each of the innermost frames of a stack trace, or of the locations nearest to the first error
+            in the output of tests, higher than all other scores; and the text of the first tests that failed.
+        """
+        located = locations(text)
+        trace = [] if located else frames(turned)
+        found: dict[int, float] = {}
+        tests = {}
+        both = [*trace, *located]
+        for frame, files in zip(both, files_at([frame.path for frame in both], self.segments, 2), strict=True):
+            if len(found) == FRAMES and (trace or len(tests) == FAILING_TESTS):
+                break
+            chunk = self._chunk_of(frame, files[0]) if files else None
+            if chunk is None:
+                continue
+            if located and self._is_test(chunk):
+                if len(tests) < FAILING_TESTS:
+                    tests[chunk] = self._text(chunk)
+            elif len(found) < FRAMES and (allowed is None or allowed[chunk]):
+                found.setdefault(chunk, ranking.EXACT_MEMBER + FRAMES - len(found))
+        return found, "\n".join(tests.values())
+
+    def _raising(self, text: str, chunks: list[int], test_factor: float) -> dict[int, float]:
+        """Returns a score for each of these chunks that raises an error message, higher than all other scores.
+
+        A test that asserts the message counts only if the query asks for tests.
+        """
+        message = message_words(text)
+        if "\n" in text.strip() or not 1 < len(message) <= MAX_MESSAGE:
+            return {}
+        raising = {}
+        for chunk in sorted(chunks):
+            if test_factor < 1 and self._is_test(chunk):
+                continue
+            part = self._part_of(chunk)
+            if size := words_raised(message, part.snapshot.result(chunk - part.chunks.start), part.snapshot.text_of):
+                raising[chunk] = ranking.EXACT_MEMBER + size
+        return raising
+
+    def _named(self, text: str, chunks: list[int], allowed: np.ndarray | None) -> dict[int, float]:
+        """Returns a score for the location that a query consists of, or for the chunks that contain a key verbatim.
+
+        Args:
+            chunks: the chunks among which a key is looked for.
+        """
+        asked = place(text)
+        (files,) = files_at([asked.path], self.segments, len(asked.path)) if asked else [[]]
+        found: dict[int, float] = {}
+        for file in files if len(files) <= SAME_NAME else ():
+            chunk = self._chunk_of(asked._replace(path=asked.path[-1:]), file)
+            if chunk is not None and (allowed is None or allowed[chunk]):
+                found[chunk] = ranking.EXACT_MEMBER + 1 / (1 + len(found))
+        own = key(text)
+        if (
+            found
+            or own is None
+            or any(own in WORD.findall(name)[-1:] for name in self.segments.names(np.array(chunks)))
+        ):
+            return found
+        word = re.compile(rf"(?<!\w)(?<!\w-){re.escape(own)}(?!-?\w)")
+        given = re.compile(rf"^\s*[\"']?{re.escape(own)}[\"']?\s*[:=]|([\"'`]){re.escape(own)}\1", re.MULTILINE)
+        defining = set(self.segments.postings(DEFINED + whole(own))[0].tolist())
+        for rank, chunk in enumerate(chunks):
+            content = self._text(chunk)
+            if word.search(content):
+                traits = self.segments.traits[self.segments.owners[chunk]]
+                tier = (chunk in defining) + bool(given.search(content)) - int(traits["test"]) - int(traits["text"])
+                found[chunk] = ranking.EXACT_MEMBER + tier + 1 / (2 + int(traits["depth"]) + rank / len(chunks))
+        return found
+
+    def _chunk_of(self, frame: Frame, file: int) -> int | None:
+        """Returns the chunk at a frame's line, or the nearest chunk with the function's name if the line has moved.
+
+        Many trees have a file such as `setup.py` or `index.js` outside folders. It is the frame's file only if it
+        defines the function; otherwise, returns None.
+        """
+        path = self.segments.paths[file]
+        chunks = np.arange(*self.segments.firsts[file : file + 2])
+        names = dict(zip(chunks.tolist(), self.segments.names(chunks), strict=True))
+        named = [chunk for chunk, name in names.items() if frame.words.intersection(WORD.findall(name)[-1:])]
+        if not named and "/" not in path and len(frame.path) > 1:
+            return None
+        part = self._part_of(int(chunks[0]))
+        at_line = part.snapshot.chunk_at(path, frame.line)
+        there = chunks[-1] if at_line is None else part.chunks.start + at_line
+
+        def distance(chunk: int) -> tuple[int, bool, int]:  # `(*Context).Next` is no type, and a stub runs no line
+            agreeing = len(frame.words.intersection(WORD.findall(names[chunk])))
+            return -agreeing, self._text(chunk).endswith(("...", ";")), abs(chunk - there)
+
+        return min(named, key=distance, default=int(there))
+
+    def _is_test(self, chunk: int) -> bool:
+        """Returns True if a chunk is in a file with tests."""
+        return bool(self.segments.traits["test"][self.segments.owners[chunk]])
+
+    def _text(self, chunk: int) -> str:
+        """Returns the text of a chunk without the spaces at its end."""
+        part = self._part_of(chunk)
+        return part.snapshot.result(chunk - part.chunks.start).text.rstrip()
+
+    def chunk_at(self, path: str, line: int) -> int:
+        """Returns the chunk that contains a line of a file.
+
+        Raises:
+            UserError: the file is not in the index or has no chunk at this line.
+        """
+        for part in self.parts:
+            if path.startswith(part.label):
+                chunk = part.snapshot.chunk_at(path.removeprefix(part.label), line)
+                if chunk is not None:
+                    return part.chunks.start + chunk
+        raise UserError(f"{path}:{line}: not in the index; pass a path and a line from a search result")
+
+    def query_like(self, chunk: int) -> ranking.Query:
+        """Creates a query from a chunk's rare words that also occur in other chunks."""
+        part = self._part_of(chunk)
+        text = part.snapshot.result(chunk - part.chunks.start).text
+        counts = Counter()
+        for word in source_words(text.encode()):
+            counts.update(terms(word))
+        weights = {}
+        for term, count in counts.items():
+            others = len(self.segments.postings(term)[0]) - 1
+            if others > 0:
+                weights[term] = count / (count + 1) * np.log(len(self.segments.lengths) / others)
+        chosen = sorted(weights, key=lambda term: (-weights[term], term))[:SIMILAR_TERMS]
+        return ranking.Query("sentence", (), dict.fromkeys(chosen, 1.0))
+
+    def nearest_terms(self, query: ranking.Query) -> list[str]:
+        """Returns a similar indexed term for each word of a query that the index does not contain.
+
+        Of equally similar terms, the one in most chunks is chosen.
+        """
+        found = []
+        for part in dict.fromkeys(part for word in query.words for part in parts(word)):
+            counts = Counter()
+            for own in self.parts:
+                counts.update(own.snapshot.terms_like(part))
+            near = get_close_matches(part, counts, 5, NEAREST)
+            found += sorted(
+                near, key=lambda term: (round(SequenceMatcher(None, term, part).ratio(), 1), counts[term])
+            )[-1:]
+        return list(dict.fromkeys(found))
+
+    def stands_out(self, similarity: np.ndarray | None, chunks: slice) -> bool:
+        """Returns True if one of these chunks is more similar to the query than any chunk is to random letters.
+
+        Args:
+            chunks: a slice of one part's chunks.
+        """
+        if similarity is None or np.isnan(similarity[chunks]).all():
+            return False
+        part = self._part_of(chunks.start)
+        return bool(np.nanmax(similarity[chunks]) > part.snapshot.noise())
+
+    def _part_of(self, chunk: int) -> Part:
+        """Returns the part that contains a chunk."""
+        return next(part for part in self.parts if chunk < part.chunks.stop)
