@@ -75,10 +75,6 @@ CASES = {
         train=[("q", "c")],
         said="reading queries from column 'query' and functions from 'code'",
     ),
-    "anchor and positive beside a docstring": Case(
-        both({"docstring": "d", "anchor": "q", "positive": "c"}),
-        train=[("q", "c")],
-    ),
     "two pairs": Case(
         both({"query": "q", "code": "c", "positive": "p"}),
         error="two pairs of columns, 'query' with 'code' and 'query' with 'positive'; set query_column and",
