@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import logging
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,7 +57,6 @@ TABLE_FORMAT = 2  # raise it if the same file gives other rows
 # Parts of error messages of `datasets` and Arrow about missing rows: of an empty saved data set, of an empty file.
 WITHOUT_ROWS = ("corresponds to no data", "list index out of range", "Parquet file size is 0 bytes")
 logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # it raises what it logs
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def finds(files: Files) -> bool:
@@ -145,8 +143,8 @@ def read_file(path: Path) -> Dataset:
 
     def build(stored: Path) -> Dataset:
         dropped: set[str] = set()
-        if not write_tables(_tables(path, dropped), stored):  # batches have different columns or types
-            table = joined(list(_tables(path, dropped)), str(path), dropped)
+        if not write_tables(batches_of(path, dropped), stored):  # batches have different columns or types
+            table = joined(list(batches_of(path, dropped)), str(path), dropped)
             write_tables((table.slice(start, AT_ONCE) for start in range(0, len(table), AT_ONCE)), stored)
         return Dataset.from_file(str(stored))
 
@@ -154,7 +152,7 @@ def read_file(path: Path) -> Dataset:
         return cached_dataset(made_from, build)
 
 
-def _tables(path: Path, dropped: set[str]) -> Iterator[pa.Table]:
+def batches_of(path: Path, dropped: set[str]) -> Iterator[pa.Table]:
     """Yields the rows of a file in tables of 10,000 rows. `dropped` collects the columns that cannot be stored."""
     reader = format_of(path.name)
     if reader == "parquet":
