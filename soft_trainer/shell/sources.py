@@ -45,18 +45,19 @@ def _check_columns(source: str, arguments: DataArguments) -> None:
     # Imported here, because `datasets` takes a second.
     from soft_trainer.data.columns import check_column
     from soft_trainer.data.layouts import LAYOUTS, TABLES
-    from soft_trainer.data.layouts.tables import batches_of
+    from soft_trainer.data.layouts.tables import batches_of, reading
 
     if any(layout.finds(files) for layout in LAYOUTS if layout is not TABLES):
         return  # `read_source` decides which files are read
     paths = row_files(files)
     names: dict[str, None] = {}
     for path in itertools.chain.from_iterable(paths.get(split, ()) for split in SPLITS):
-        for batch in batches_of(path, set()):
-            names |= dict.fromkeys(batch.column_names)
-            if names.keys() >= {*options.values()}:
-                return
-    for option, name in options.items():
+        with reading(path):
+            for batch in batches_of(path, set()):
+                names |= dict.fromkeys(batch.column_names)
+                if names.keys() >= {*options.values()}:
+                    return
+    for option, name in options.items() if names else ():
         check_column([*names], option, name, source)
 
 

@@ -90,7 +90,7 @@ def read_tables(files: Files) -> tuple[dict[str, Dataset], dict[str, str], bool]
     """
     source = files.source
     if files.is_saved():
-        with _reading(source):
+        with reading(source):
             loaded = load_from_disk(str(source))
             named = isinstance(loaded, dict)
             return named_splits(loaded if named else {"train": loaded}), {}, named
@@ -123,7 +123,7 @@ def named_splits(loaded: Mapping[str, Dataset]) -> dict[str, Dataset]:
 
 
 @contextmanager
-def _reading(source: str | Path) -> Iterator[None]:
+def reading(source: str | Path) -> Iterator[None]:
     """Turns an error while reading `source` into a one-line UserError that begins with `source`."""
     try:
         yield
@@ -148,7 +148,7 @@ def read_file(path: Path) -> Dataset:
             write_tables((table.slice(start, AT_ONCE) for start in range(0, len(table), AT_ONCE)), stored)
         return Dataset.from_file(str(stored))
 
-    with _reading(path):
+    with reading(path):
         return cached_dataset(made_from, build)
 
 
