@@ -13,13 +13,13 @@ import soft_trainer
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.packaged import common_words
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.encoders.static import distilled
+from soft_trainer.encoders.static_torch import distilled
 from soft_trainer.errors import UserError
 from soft_trainer.hub.dataset import write_data
 from soft_trainer.hub.push import Repository
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.packaged import common_words
 
 REPO = "ann/encoder"
 TEXTS = ["read a file line by line", "def f(x): return x", "much too long " * 30]

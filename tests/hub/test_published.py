@@ -8,11 +8,11 @@ from codesearchnet import NAME, ON_BRANCH, ON_MAIN, SCRIPT, card, parquet_files,
 from refusals import refused
 from server import WRITE_TOKEN
 
+from soft_trainer import hub_files
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.layouts.codesearchnet import load_hub
 from soft_trainer.data.layouts.published import PARQUET_BRANCH, load_published
 from soft_trainer.data.load import load_rows
-from soft_trainer.encoders import hub_files
 from soft_trainer.encoders.loading import load_encoder
 
 

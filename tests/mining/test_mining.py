@@ -20,10 +20,10 @@ from sentence_transformers.util import cos_sim
 
 from soft_trainer import load_encoder, load_rows
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.encoders.packaged import located
 from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import package_names
 from soft_trainer.mining.tree import each_in_order, mine, mine_to, mining_table, tree_language
+from soft_trainer.packaged import located
 from soft_trainer.shares import assign_splits
 
 
