@@ -15,12 +15,18 @@ from collections.abc import Sequence
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import OF_A_RUN, parse
+from soft_trainer.shell.sources import check_sources
 from soft_trainer.terminal import exit_on_user_error, one_line_errors, print_on_main, quiet_libraries
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the options of the command line and runs."""
-    run(*parse(OF_A_RUN, argv, description=__doc__))
+    run(*parse(OF_A_RUN, argv, description=__doc__, check=check))
+
+
+def check(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:
+    """Checks what the package's options refer to, before torch is imported."""
+    check_sources(data_args)
 
 
 def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:

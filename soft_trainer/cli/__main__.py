@@ -85,7 +85,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
     if name == "train":
         from soft_trainer.options.parse import parse  # not needed by every command
 
-        return command, parse(command.OPTIONS, words, **settings)
+        return command, parse(command.OPTIONS, words, check=command.check, **settings)
     parser = CommandParser(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
     command.add_arguments(parser)
     return command, (parser.parse_args(words),)

@@ -19,9 +19,10 @@ from pathlib import Path
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
-from soft_trainer.option_spec import option_specs
+from soft_trainer.option_spec import check_values, option_specs
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.shell.sources import check_sources
 from soft_trainer.terminal import one_line_errors, print_on_main
 
 SHARED = {}
@@ -56,10 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Evaluates an encoder and prints a table. If there is an output folder, writes ranks and results to it."""
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary, one_line_errors():
-        model_args, data_args, args = training_arguments(arguments, arguments.output_dir or temporary)
-        args.from_command_line = True
         if arguments.run_depth < 1:
             raise UserError(f"run_depth={arguments.run_depth}: must be 1 or more")
+        model_args, data_args, args = training_arguments(arguments, arguments.output_dir or temporary)
+        args.from_command_line = True
         # Imported here, so that errors in options are reported without waiting for torch.
         from soft_trainer import SoftInfoNCETrainer, distributed
         from soft_trainer.encoders.loading import profile_warnings
@@ -113,7 +114,6 @@ def training_arguments(
     arguments: argparse.Namespace, folder: str
 ) -> tuple[ModelArguments, DataArguments, TrainingOptions]:
     """Returns the training arguments of a run that only evaluates an encoder, with `folder` as the output folder."""
-    from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch
 
     def given(kind: type) -> dict[str, object]:
         return {name: getattr(arguments, name) for name in SHARED[kind]}
@@ -122,8 +122,12 @@ def training_arguments(
     own = arguments.data_dir or arguments.source_dir or arguments.history
     if arguments.eval_data_dir and not own and not arguments.dataset_name:
         dataset = "none"
-    return (
-        ModelArguments(model_name_or_path=arguments.model, **given(ModelArguments)),
-        DataArguments(dataset_name=dataset, **given(DataArguments)),
-        SoftInfoNCETrainingArguments(output_dir=folder, do_predict=True, report_to="none", **given(TrainingOptions)),
-    )
+    model_args = ModelArguments(model_name_or_path=arguments.model, **given(ModelArguments))
+    data_args = DataArguments(dataset_name=dataset, **given(DataArguments))
+    options = given(TrainingOptions)
+    check_values(TrainingOptions(**options))
+    check_sources(data_args)
+    from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch
+
+    args = SoftInfoNCETrainingArguments(output_dir=folder, do_predict=True, report_to="none", **options)
+    return model_args, data_args, args

@@ -11,4 +11,5 @@ import run_codesearch
 from soft_trainer.options.parse import OF_A_RUN
 
 OPTIONS = OF_A_RUN
+check = run_codesearch.check
 run = run_codesearch.run

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import datasets
 import numpy as np
 from datasets import Dataset, concatenate_datasets
 from huggingface_hub.constants import HF_HOME
-from torch import Tensor
-from transformers.utils import logging
 
-from soft_trainer import distributed
 from soft_trainer.files import written_aside
 from soft_trainer.fingerprints import fingerprint, keep_files, kept_files, rows_fingerprint
 
-logger = logging.get_logger(__name__)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 BAR_ROWS = 20_000
 DEFAULT_FOLDER = Path(HF_HOME) / "soft_trainer" / "rows"
@@ -107,6 +109,8 @@ def cached_rows(folder: str | Path | None, key: str, dtype: np.dtype, build: Cal
     if folder is None:
         return build().cpu().numpy().astype(dtype)
     path = _path(folder, key, "rows")
+    from soft_trainer import distributed  # imports torch, which would delay errors about rows by seconds
+
     writes = distributed.is_local_main()
     if distributed.any_process(writes and load_arrays(folder, key) is None):
         values = build().cpu().numpy().astype(dtype)

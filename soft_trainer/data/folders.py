@@ -26,6 +26,7 @@ FORMATS = {
     ".parquet": "parquet",
 }  # fmt: skip
 OTHER_FILES = ("relevance.jsonl", "annotationStore.csv")  # judged queries
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 ACCEPTED = "JSON Lines, CSV, TSV or Parquet"
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 import numpy as np
-from datasets import Dataset
 
 from soft_trainer.dataflow.rules import DATA_FLOW_RULES
 from soft_trainer.errors import UserError
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES, LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
 from soft_trainer.terminal import nearest
+
+if TYPE_CHECKING:  # slow to import, and not needed to check names
+    from datasets import Dataset
 
 
 def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNet") -> None:

@@ -11,18 +11,20 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import torch
 from datasets import Dataset, concatenate_datasets
 from scipy import sparse
-from torch import Tensor
 
 from soft_trainer.data.array_cache import flat
 from soft_trainer.data.column_names import CODE_COLUMNS, OWN_ID, QUERY_COLUMNS
 from soft_trainer.data.listed import Listed
 from soft_trainer.fingerprints import fingerprint, rows_fingerprint
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NAMED = 1.0  # in `Judgments.negatives`: a column of the rows names the function as a negative of the query
 JUDGED = 2.0  # the query has a grade of 0 for the function
@@ -473,6 +475,8 @@ class RelevantCodes:
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
         """Returns which of N functions are relevant to each of B queries, BoolTensor[B, N]."""
+        import torch  # imported here, so that errors about rows do not wait for it
+
         asked = self.groups_of_queries[self.query_texts[queries]]
         shared = asked @ self.groups_of_codes[self.code_texts[codes]].T
         return torch.from_numpy(shared.toarray() > 0)

@@ -10,13 +10,10 @@ import logging
 import tempfile
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from soft_trainer.encoders.encoding import Encoder, prompt_length
-from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.onnx import (
     FLOAT_FILE,
     FOLDER,
@@ -29,12 +26,15 @@ from soft_trainer.encoders.onnx import (
     has_onnxruntime,
 )
 from soft_trainer.encoders.pooling import POOLINGS
-from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static_torch import is_static
+from soft_trainer.encoders.profiles import resolve_profile
+from soft_trainer.encoders.static_numpy import is_static_config
 from soft_trainer.errors import UserError
-from soft_trainer.files import ADAPTER_CONFIG, ONNX_FILES, reporting_disk_errors, write_json
+from soft_trainer.files import ADAPTER_CONFIG, ONNX_FILES, read_json, reporting_disk_errors, write_json
 from soft_trainer.fingerprints import encoder_file_hashes, list_files
 from soft_trainer.hub_files import CONFIG, repository_file
+
+if TYPE_CHECKING:  # slow to import
+    from soft_trainer.encoders.encoding import Encoder
 
 OPSET = 18
 TOLERANCE = 1e-3  # how much the export may change an embedding of unit length
@@ -61,9 +61,12 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
     folder = Path(output_dir or model)
     if output_dir is None and not folder.is_dir():
         raise UserError(f"{model}: no such folder; to export an encoder from the Hub, set output_dir")
-    encoder = load_encoder(model, device="cpu")
-    check_exportable(encoder, str(model))
     config = repository_file(model, CONFIG) or repository_file(model, ADAPTER_CONFIG)
+    if config is not None:
+        check_exportable(config.parent, str(model))
+    from soft_trainer.encoders.loading import load_encoder  # imported here, because it takes seconds
+
+    encoder = load_encoder(model, device="cpu")
     there = encoder_file_hashes(folder)
     if there and there != encoder_file_hashes(config.parent):
         raise UserError(f"output_dir={folder}: the folder has an encoder other than {model}; set another output_dir")
@@ -77,16 +80,14 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
     return [path for path in files if path.suffix == ".onnx"]
 
 
-def check_exportable(encoder: Encoder, name: str) -> None:
-    """Raises UserError, with the reason, if an encoder cannot be exported to ONNX."""
+def check_exportable(folder: Path, name: str) -> None:
+    """Raises UserError if the files in an encoder's folder tell why it cannot be exported to ONNX."""
     if not has_onnxruntime():
         raise UserError(NEEDS_EXTRA)
-    if is_static(encoder.model.config):
+    if (folder / CONFIG).is_file() and is_static_config(read_json(folder / CONFIG)):
         raise UserError(f"{name}: a static encoder does not need an export, because it already runs without torch")
-    if encoder.profile.data_flow_length:
+    if resolve_profile(folder).data_flow_length:
         raise UserError(f"{name}: the encoder reads data flow, which requires torch; train with data_flow_length=0")
-    if not encoder.tokenizer.is_fast:
-        raise UserError(f"{name}: the encoder requires transformers, because it has no tokenizer.json")
 
 
 def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Path]:
@@ -99,6 +100,8 @@ def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list
         UserError: the model cannot be exported, or the embeddings differ by more than `TOLERANCE`, or with 8-bit
             weights by more than `LEAST_COSINE` allows.
     """
+    if not encoder.tokenizer.is_fast:
+        raise UserError(f"{source}: the encoder requires transformers, because it has no tokenizer.json")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
         return [path.replace(folder / path.name) for path in _export(encoder, source, Path(aside), int8)]
@@ -106,8 +109,20 @@ def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list
 
 def _export(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Path]:
     """Writes the files of `write_onnx` to an empty folder."""
+    import torch  # imported here, so that `check_exportable` does not wait for it
+
+    class Transformer(torch.nn.Module):
+        """Maps token ids to token vectors, Tensor[B, L, d], or to a pooler's output, Tensor[B, d]."""
+
+        def __init__(self):
+            super().__init__()
+            self.model = encoder.model
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            output = POOLINGS[encoder.profile.pooling].output
+            return getattr(self.model(input_ids=input_ids, attention_mask=attention_mask), output)
+
     path = folder / FLOAT_FILE
-    wrapped = _Transformer(encoder.model, encoder.profile).eval()
     example = encoder.tokenizer(["sort a list", "x"], padding=True, return_tensors="pt")
     axes = {name: {0: "batch", 1: "length"} for name in ("input_ids", "attention_mask", "last_hidden_state")}
     if encoder.profile.pooling == "pooler":
@@ -120,7 +135,7 @@ def _export(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Pa
             # optimum exports only with transformers below 4.58. The newer exporter of torch takes 6 to 11 s for MiniLM
             # instead of 0.7 s, needs onnxscript, and writes two files.
             torch.onnx.export(
-                wrapped,
+                Transformer().eval(),
                 (example["input_ids"], example["attention_mask"]),
                 path,
                 input_names=["input_ids", "attention_mask"],
@@ -146,6 +161,8 @@ def _export(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Pa
 
 def _settings(encoder: Encoder) -> dict[str, object]:
     """Returns the settings that `OnnxEncoder` reads, in addition to the model and the tokenizer."""
+    from soft_trainer.encoders.encoding import prompt_length  # imports torch
+
     lengths = {side: prompt_length(encoder.tokenizer, encoder.profile, side) for side in ("query", "code")}
     return {
         "fingerprint": encoder.fingerprint,
@@ -197,16 +214,3 @@ def check_embeddings(encoder: Encoder, folder: Path) -> None:
         largest = float((np.abs(found - expected).max(1) / np.linalg.norm(expected, axis=1)).max())
         if not largest <= TOLERANCE:
             raise UserError(f"the exported model's embeddings differ by {largest:.2g}; nothing was written")
-
-
-class _Transformer(nn.Module):
-    """The exported module: it maps token ids to token vectors, or to the pooler's output."""
-
-    def __init__(self, model: nn.Module, profile: EncoderProfile):
-        super().__init__()
-        self.model = model
-        self.output = POOLINGS[profile.pooling].output
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Returns Tensor[B, L, d], or Tensor[B, d] from a pooler."""
-        return getattr(self.model(input_ids=input_ids, attention_mask=attention_mask), self.output)

@@ -127,7 +127,7 @@ def _export(encoder, name: str) -> Path | None:
     encoder = replace(encoder, truncate_dim=None, profile=resolve_profile(source))  # serves every truncate_dim
     folder = _export_of(source)
     try:
-        check_exportable(encoder, name)
+        check_exportable(source, name)
         write_onnx(encoder, source, folder, int8=False)
     except UserError as error:
         print_on_main(f"running without ONNX: {error}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from soft_trainer.choices import ESTIMATORS, WITHOUT_ESTIMATOR
@@ -24,6 +25,8 @@ output_option = functools.partial(not_in_results, group="output")
 data_option = functools.partial(option, None, group="data", common=True, evaluation=True)
 training_option = functools.partial(option, group="training", common=True)
 COLUMN_OPTIONS = ("query_column", "code_column", "id_column", "negatives_column", "group_column")
+# The options of `transformers` that have an effect only if a strategy is `steps`: the strategy and its default.
+STEPS = {"save_steps": ("save_strategy", "epoch"), "eval_steps": ("eval_strategy", "no")}
 PARTS = ("do_train", "do_eval", "do_predict")  # the parts of a run
 
 
@@ -401,3 +404,12 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
         if self.estimator != "bm25":
             reasons |= dict.fromkeys(bm25, "the estimator is not bm25")
         return reasons
+
+
+def check_steps(options: Mapping[str, object]) -> None:
+    """Raises UserError if an option in `STEPS` is set, but its strategy is not `steps`."""
+    for name, (strategy, default) in STEPS.items():
+        chosen = options.get(strategy, default)
+        chosen = getattr(chosen, "value", chosen)
+        if options.get(name) is not None and chosen != "steps":
+            raise UserError(f"{name}={options[name]:g}: has no effect with {strategy}={chosen}; set it to steps")

@@ -6,11 +6,11 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from soft_trainer.errors import UserError
-from soft_trainer.option_spec import option_specs
-from soft_trainer.options.fields import PARTS, DataArguments, TrainingOptions
+from soft_trainer.option_spec import check_values, option_specs
+from soft_trainer.options.fields import PARTS, STEPS, DataArguments, TrainingOptions, check_steps
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import read_recipe, recipe_path
 from soft_trainer.terminal import nearest, one_line_errors
@@ -22,6 +22,7 @@ def parse(
     description: str | None = None,
     prog: str | None = None,
     options: Mapping | None = None,
+    check: Callable | None = None,
 ) -> tuple:
     """Creates option dataclasses from the command line and from the recipe that `--config` selects.
 
@@ -31,9 +32,12 @@ def parse(
     that the recipe does not set. If the value of `--config` is both a file and the name of one of the package's
     recipes, the file is read. A list is joined with commas if the option takes a single string.
 
+    The package's options are read first, so that mistakes in them show before torch is imported, which takes seconds.
+
     Args:
         dataclass_types: the dataclasses. `TrainingOptions` becomes `SoftInfoNCETrainingArguments`.
         options: the options of a recipe that has already been read. Ignored if the command line has `--config`.
+        check: called with an instance of each dataclass before torch is imported, to check what they refer to.
 
     Returns:
         One instance of each dataclass. The attribute `named` of each has the names of all options that were set, in
@@ -48,44 +52,52 @@ def parse(
     if "--help" in argv or "-h" in argv:
         short_help(dataclass_types, description=description, prog=prog).print_help()
         sys.exit(0)
-    parser = make_parser(tuple(dataclass_types), description=description, prog=prog)
-    actions = {name.lstrip("-"): action for name, action in parser._option_string_actions.items()}
     selector = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     selector.add_argument("--config")
     selector.error = _raise
-    selected, argv = selector.parse_known_args(argv)
+    selected, words = selector.parse_known_args(argv)
     source = ""
     if selected.config:
         source = f"{selected.config}: "
         options = read_recipe(recipe_path(selected.config))
     options = dict(options or {})
-    for name, value in options.items():
-        if name not in actions:
-            raise UserError(f"{source}unknown option {name!r}{_near(name, actions)}")
-        if isinstance(value, list) and actions[name].nargs is None:
-            options[name] = ",".join(map(_word, value))
-    in_shell = _named_options(argv, actions)
-    if "lora_r" in in_shell and "lora_r" not in options:
-        options.pop("learning_rate", None)  # the recipe's rate is for training all weights
-    argv = [*as_argv(options), *argv]
-    named = _named_options(argv, actions)
-    with one_line_errors():
-        try:
-            *parsed, rest = parser.parse_args_into_dataclasses(
-                argv, return_remaining_strings=True, look_for_args_file=False
-            )
-        except argparse.ArgumentError as error:
-            raise UserError(str(error)) from error
+    for whole in (False, True) if TrainingOptions in dataclass_types else (True,):
+        parser = make_parser(tuple(dataclass_types), whole, description=description, prog=prog)
+        actions = {name.lstrip("-"): action for name, action in parser._option_string_actions.items()}
+        for name, value in options.items():
+            if whole and name not in actions:
+                raise UserError(f"{source}unknown option {name!r}{_near(name, actions)}")
+            if isinstance(value, list) and name in actions and actions[name].nargs is None:
+                options[name] = ",".join(map(_word, value))
+        in_shell = _named_options(words, actions)
+        if "lora_r" in in_shell and "lora_r" not in options:
+            options.pop("learning_rate", None)  # the recipe's rate is for training all weights
+        argv = [*as_argv(options), *words]
+        with one_line_errors():
+            try:
+                *parsed, others, rest = parser.parse_args_into_dataclasses(
+                    argv, return_remaining_strings=True, look_for_args_file=False
+                )
+            except argparse.ArgumentError as error:
+                raise UserError(str(error)) from error
+        if not whole:
+            for instance in parsed:
+                check_values(instance)
+            check_steps(vars(others))
+            if check is not None:
+                with one_line_errors():
+                    check(*parsed)
     if rest:
         word = rest[0].split("=")[0]
         if word.startswith("-"):
             raise UserError(f"unknown option {word}{_near(word.lstrip('-'), actions)}")
         raise UserError(f"unexpected {rest[0]!r}: write options as --NAME VALUE, such as --config quickstart")
+    named = _named_options(argv, actions)
     for instance in parsed:
         instance.named = named
         instance.of_recipe = named - in_shell
         instance.from_command_line = True
-    return tuple(parsed[: len(dataclass_types)])
+    return tuple(parsed)
 
 
 def _named_options(argv: Sequence[str], actions: Mapping) -> frozenset[str]:
@@ -137,19 +149,23 @@ def short_help(dataclass_types: Sequence[type], prog: str | None = None, descrip
 
 
 @functools.cache
-def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.ArgumentParser:
+def make_parser(dataclass_types: tuple[type, ...], whole: bool = True, **settings) -> argparse.ArgumentParser:
     """Returns a parser for these dataclasses and `--config`. The parser is cached, because building it is slow.
 
     Args:
+        whole: False for a parser that does not import torch: of the options of `transformers`, it has only `STEPS`.
         settings: keyword arguments for `argparse.ArgumentParser`.
     """
-    # These import torch, and --help should not wait for it.
-    from transformers import HfArgumentParser
+    from transformers import HfArgumentParser  # --help does not wait for it
 
-    from soft_trainer.options.training import SoftInfoNCETrainingArguments
+    if whole and TrainingOptions in dataclass_types:
+        from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch, which takes seconds
 
+        dataclass_types = tuple(
+            SoftInfoNCETrainingArguments if kind is TrainingOptions else kind for kind in dataclass_types
+        )
     parser = HfArgumentParser(
-        [SoftInfoNCETrainingArguments if kind is TrainingOptions else kind for kind in dataclass_types],
+        dataclass_types,
         formatter_class=_Formatter,
         allow_abbrev=False,
         exit_on_error=False,
@@ -160,8 +176,13 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
         if action.dest in PARTS:  # None means that this part of a run was neither turned on nor off
             action.default = None
     parser.add_argument("--config", **CONFIG)
-    parser.add_argument("--help", action="help", help="List the common options.")
-    parser.add_argument("--help_all", action="help", help="List all options.")
+    if whole:
+        parser.add_argument("--help", action="help", help="List the common options.")
+        parser.add_argument("--help_all", action="help", help="List all options.")
+    else:
+        for name, (strategy, default) in STEPS.items():
+            parser.add_argument(f"--{name}", type=float)
+            parser.add_argument(f"--{strategy}", default=default)
     parser.error = _raise
     return parser
 

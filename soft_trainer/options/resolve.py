@@ -16,7 +16,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
 from soft_trainer.loss_options import LossOptions
 from soft_trainer.option_spec import OptionSpec, check_values, option_specs
-from soft_trainer.options.fields import SoftInfoNCEOptions, TrainingOptions
+from soft_trainer.options.fields import SoftInfoNCEOptions, TrainingOptions, check_steps
 from soft_trainer.references import NamedFunction, name_functions
 from soft_trainer.terminal import nearest
 
@@ -254,10 +254,7 @@ def check_options(args: TrainingArguments) -> None:
             "out of memory; use gradient_cache_chunk_size for large batches"
         )
     named = getattr(args, "named", ())
-    for name, strategy in (("save_steps", "save_strategy"), ("eval_steps", "eval_strategy")):
-        value = getattr(getattr(args, strategy), "value", None)
-        if name in named and value != "steps":
-            raise UserError(f"{name}={getattr(args, name):g}: has no effect with {strategy}={value}; set it to steps")
+    check_steps({name: value for name, value in vars(args).items() if name in named or name.endswith("_strategy")})
     method = getattr(args, "dataloader_multiprocessing_context", None) or multiprocessing.get_start_method()
     for name in ("loss", "weighting"):
         function = getattr(args, name, None)

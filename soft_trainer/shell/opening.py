@@ -20,7 +20,7 @@ from soft_trainer.run.setup import RunDetails
 from soft_trainer.run.starting import StartingEncoder
 from soft_trainer.shell.building import build_encoder
 from soft_trainer.shell.evaluation_sets import load_evaluation_sets, trained_rows
-from soft_trainer.shell.rows import check_sources, evaluated, load_data, needed_splits, read_sources
+from soft_trainer.shell.rows import choose_language, evaluated, load_data, needed_splits, read_sources
 from soft_trainer.terminal import shortened
 
 CARD_SAMPLES = 3  # training pairs on the model card
@@ -49,7 +49,7 @@ def open_run(
     Raises:
         UserError: rows or an encoder cannot be found or read, or the rows are unusable.
     """
-    check_sources(data_args)
+    choose_language(data_args)
     needed = needed_splits(data_args, args, bool(model_args.from_scratch))
     with args.main_process_first(desc="loading data"):
         sources = read_sources(data_args, needed) if data_args.data_dir else None

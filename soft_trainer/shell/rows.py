@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from soft_trainer.data.folders import SPLITS
 from soft_trainer.data.holdout import Division, without_held_out
 from soft_trainer.data.languages import check_languages, languages_in
 from soft_trainer.data.layouts.codesearchnet import select_by_urls
-from soft_trainer.data.layouts.tables import HUB_NAME
 from soft_trainer.data.load import Sources, join_sources, read_source
 from soft_trainer.data.make_splits import Context
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
@@ -23,9 +21,10 @@ from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import fingerprint, keep_files, kept_files
-from soft_trainer.options.fields import CODESEARCHNET, COLUMN_OPTIONS, DataArguments
+from soft_trainer.options.fields import COLUMN_OPTIONS, DataArguments
+from soft_trainer.shell.sources import language_reader, with_language
 from soft_trainer.source.source_files import source_folder
-from soft_trainer.terminal import nearest_file, print_on_main, table
+from soft_trainer.terminal import print_on_main, table
 
 MINED = DEFAULT_FOLDER.with_name("mined")
 UNCHECKED = Context(check=False)  # these rows have CodeSearchNet's columns
@@ -44,30 +43,7 @@ def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratc
     return tuple(split for split, needed in zip(SPLITS, (train, valid, test, valid or test), strict=True) if needed)
 
 
-def check_sources(arguments: DataArguments) -> None:
-    """Checks the languages and folders in the options before contacting the Hub, and may set the language.
-
-    If `language` is not set, it becomes the most common language of the source tree or history.
-
-    Raises:
-        UserError: a language is not supported, or a folder does not exist. The message starts with the option.
-    """
-    check_languages(arguments.languages, _reader(arguments))
-    for name in ("source_dir", "extra_source_dir", "history", "split_urls"):
-        folder = getattr(arguments, name)
-        if folder and not Path(source_folder(folder)).is_dir():
-            raise UserError(f"{name}={folder}: no such folder{nearest_file(folder)}")
-    for name, language in itertools.product(("data_dir", "eval_data_dir"), arguments.languages or [None]):
-        sources = _with_language(getattr(arguments, name) or "", language)
-        whole = name == "data_dir" and not arguments.sources
-        for source in [sources] if whole else sources.split(","):
-            if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
-                missing = source.strip()
-                raise UserError(f"{name}={missing}: no such folder or file{nearest_file(missing)}")
-    _choose_language(arguments)
-
-
-def _choose_language(arguments: DataArguments) -> None:
+def choose_language(arguments: DataArguments) -> None:
     """Sets the option `language` to the most common language of the source tree or history, unless it is set."""
     if arguments.language:
         return
@@ -83,17 +59,6 @@ def _choose_language(arguments: DataArguments) -> None:
     else:
         return
     print_on_main(f"language: {arguments.language}, the most common one")
-
-
-def _with_language(source: str, language: str | None) -> str:
-    """Replaces `{language}` in the path of a source: `rows/{language}` becomes `rows/ruby`.
-
-    Raises:
-        UserError: the path contains `{language}`, and `language` is None.
-    """
-    if language is None and "{language}" in source:
-        raise UserError(f"{source}: set language, which replaces {{language}}")
-    return source.replace("{language}", language or "")
 
 
 def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> Sources:
@@ -130,7 +95,7 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
     for language in languages or [None]:
         name = language if len(languages) > 1 else ""
         if arguments.data_dir:
-            source = _with_language(arguments.data_dir, language)
+            source = with_language(arguments.data_dir, language)
             sources[name] = read_source(source, context)
         elif arguments.source_dir or arguments.history:
             sources[name] = _mined_splits(arguments, language)
@@ -166,8 +131,8 @@ def load_data(
         UserError: the rows cannot be read or used for training or evaluation (see `check_split`), a split in `needed`
             is missing, or only some languages have valid or test.
     """
-    _choose_language(arguments)
-    check_languages(arguments.languages, _reader(arguments, profile))
+    choose_language(arguments)
+    check_languages(arguments.languages, language_reader(arguments, profile))
     if arguments.sources and arguments.push_data_to_hub:
         raise UserError("push_data_to_hub works with one source, but data_dir has several")
     sources = sources or read_sources(arguments, needed)
@@ -268,19 +233,6 @@ def evaluated(splits: Mapping[str, Split], name: str) -> Split | dict[str, Split
     """Returns the split `name`, a dict of splits such as `test-ruby` keyed by language or source, or None."""
     parts = {key.removeprefix(f"{name}-"): split for key, split in splits.items() if key.startswith(f"{name}-")}
     return splits.get(name) or parts or None
-
-
-def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
-    """Returns what limits the languages of a run, such as "mining", or None if all languages work."""
-    if arguments.filters:
-        return "filters"
-    if profile and profile.data_flow_length:
-        return "data flow"
-    if arguments.source_dir or arguments.history:
-        return "mining"
-    if not arguments.data_dir and arguments.dataset_name == CODESEARCHNET:
-        return "CodeSearchNet"
-    return None
 
 
 def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:

@@ -21,7 +21,10 @@ HEAVY = ("torch", "transformers", "datasets", "numpy", "scipy", "pyarrow", "tree
 
 
 def in_a_process(*words: str) -> list[str]:
-    """Runs a command in a new process. Returns its lines; the last has the heavy modules imported and the seconds."""
+    """Runs a command in a new process. Returns its error and its lines.
+
+    The last line has the heavy modules imported and the seconds.
+    """
     code = (
         f"import sys, time; start = time.process_time(); sys.argv = {['soft-trainer', *words]}\n"
         "from soft_trainer.cli.__main__ import main\n"
@@ -29,7 +32,8 @@ def in_a_process(*words: str) -> list[str]:
         f"finally: print(*(name for name in {HEAVY} if name in sys.modules), time.process_time() - start)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(soft_trainer.__file__).parents[1])}
-    return subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).splitlines()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    return [*done.stderr.splitlines(), *done.stdout.splitlines()]
 
 
 def error_of(words: list[str], monkeypatch, capsys) -> str:
@@ -115,6 +119,44 @@ def test_the_version_and_without_a_command_the_overview(capsys):
 )
 def test_a_wrong_word_is_one_line_and_exit_code_2(words, says, monkeypatch, capsys):
     assert error_of(words, monkeypatch, capsys).startswith(says)
+
+
+TRAIN = ["train", "--model", "base", "--data_dir"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words, says, waits_for",
+    [
+        ([*TRAIN, "ROWS", "--query_column", "nope"], "query_column=nope: no such column; the rows have ", "datasets"),
+        ([*TRAIN, "ROWS/test.jsonl", "--code_column", "cod"], "did you mean 'code'?", "datasets"),
+        ([*TRAIN, "ROW"], "data_dir=ROW: no such folder or file; did you mean ", ""),
+        ([*TRAIN, "ROWS", "--loss", "soft_info_ne"], "loss='soft_info_ne': use one of soft_info_nce", ""),
+        ([*TRAIN, "ROWS", "--alpha", "much"], "argument --alpha: invalid float value: 'much'", ""),
+        ([*TRAIN, "ROWS", "--lora_alpha", "8"], "lora_alpha: has no effect without lora_r", ""),
+        ([*TRAIN, "ROWS", "--save_steps", "9"], "save_steps=9: has no effect with save_strategy=epoch", ""),
+        (["train", "--language", "rubi"], "CodeSearchNet supports only ruby", ""),
+        (["evaluate", "base", "--data_dir", "ROW"], "data_dir=ROW: no such folder or file; did you mean ", ""),
+        (
+            ["evaluate", "base", "--data_dir", "ROWS", "--code_column", "x"],
+            "code_column=x: no such column",
+            "datasets",
+        ),
+        (["export", "STATIC"], "a static encoder does not need an export", ""),
+    ],
+)
+def test_a_mistake_does_not_wait_for_torch(words, says, waits_for, data_dir, tmp_path):
+    (tmp_path / "static").mkdir()
+    (tmp_path / "static" / "config.json").write_text('{"model_type": "xlnet", "n_layer": 0}')
+    places = {"ROWS": data_dir, "ROW": str(data_dir)[:-1], "STATIC": tmp_path / "static"}
+
+    def replaced(text: str) -> str:
+        return re.sub("|".join(places), lambda place: str(places[place[0]]), text)
+
+    error, last = in_a_process(*map(replaced, words))
+    *imported, seconds = last.split()
+    assert replaced(says) in error
+    assert not {"torch", "datasets"} & {*imported} - {waits_for} and float(seconds) < 3
 
 
 def test_what_the_disk_refuses_is_one_line_too(monkeypatch, capsys, tmp_path):

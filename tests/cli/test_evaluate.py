@@ -179,8 +179,8 @@ def test_an_encoder_trained_in_python_knows_its_rows(encoder_dir, rows, tmp_path
     "words, name",
     [
         ([], "code-search-net/code_search_net"),
-        (["--dataset_name", "user/rows", "--eval_data_dir", "x"], "user/rows"),
-        (["--eval_data_dir", "x"], "none"),
+        (["--dataset_name", "user/rows", "--eval_data_dir", "user/set"], "user/rows"),
+        (["--eval_data_dir", "user/set"], "none"),
     ],
 )
 def test_the_rows_are_those_that_are_named(words, name, tmp_path):

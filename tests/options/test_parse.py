@@ -255,6 +255,8 @@ def test_help_fits_a_screen_and_agrees_with_the_parser(name, listed, lines, caps
     for action in short_help(options)._actions:
         full = parsed[action.option_strings[0]]
         assert (action.default, action.help) == (full.default, full.help.replace("%", "%%").replace("%%%%", "%%"))
+    for action in make_parser(options, whole=False)._actions:  # read first
+        assert action.default in (None, parsed[action.option_strings[0]].default)
 
 
 def test_help_all_lists_the_options_of_transformers_too(capsys):

@@ -25,7 +25,8 @@ from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.fingerprint import splits_hash
 from soft_trainer.shell import rows as run_rows
-from soft_trainer.shell.rows import check_sources, load_data
+from soft_trainer.shell.rows import choose_language, load_data
+from soft_trainer.shell.sources import check_sources
 
 
 def load(profile=None, **arguments):
@@ -135,7 +136,7 @@ def test_the_language_is_that_of_the_rows_or_of_the_source_files(tmp_path, write
     for origin in ({"source_dir": source}, {"history": str(repository.path)}):
         arguments = DataArguments(**origin)
         assert arguments.languages == []
-        check_sources(arguments)
+        choose_language(arguments)
         assert arguments.languages == ["python"]
         load(**origin)
     for columns, names in (((), ["python"]), (("language",), ["python"]), (("language", "path"), [])):
@@ -257,9 +258,9 @@ def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
 
 def test_a_folder_of_rows_may_have_a_comma_in_its_name(tmp_path):
     (tmp_path / "a,b").mkdir()
-    run_rows.check_sources(DataArguments(data_dir=str(tmp_path / "a,b"), language="ruby"))
+    check_sources(DataArguments(data_dir=str(tmp_path / "a,b"), language="ruby"))
     with refused(f"eval_data_dir={tmp_path / 'a'}: no such folder"):
-        run_rows.check_sources(DataArguments(data_dir=".", eval_data_dir=str(tmp_path / "a,b"), language="ruby"))
+        check_sources(DataArguments(data_dir=".", eval_data_dir=str(tmp_path / "a,b"), language="ruby"))
 
 
 def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_path):

@@ -11,10 +11,10 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import flat
 from soft_trainer.data.columns import without_empty
-from soft_trainer.data.folders import SPLITS, list_files
+from soft_trainer.data.folders import HUB_NAME, SPLITS, list_files
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.published import load_published, reading_hub
-from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, read_tables
+from soft_trainer.data.layouts.tables import named_splits, read_tables
 from soft_trainer.data.plain_columns import concatenated
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError

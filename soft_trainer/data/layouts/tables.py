@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import logging
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,7 +57,6 @@ TABLE_FORMAT = 2  # raise it if the same file gives other rows
 # Parts of error messages of `datasets` and Arrow about missing rows: of an empty saved data set, of an empty file.
 WITHOUT_ROWS = ("corresponds to no data", "list index out of range", "Parquet file size is 0 bytes")
 logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # it raises what it logs
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def finds(files: Files) -> bool:
@@ -92,7 +90,7 @@ def read_tables(files: Files) -> tuple[dict[str, Dataset], dict[str, str], bool]
     """
     source = files.source
     if files.is_saved():
-        with _reading(source):
+        with reading(source):
             loaded = load_from_disk(str(source))
             named = isinstance(loaded, dict)
             return named_splits(loaded if named else {"train": loaded}), {}, named
@@ -125,7 +123,7 @@ def named_splits(loaded: Mapping[str, Dataset]) -> dict[str, Dataset]:
 
 
 @contextmanager
-def _reading(source: str | Path) -> Iterator[None]:
+def reading(source: str | Path) -> Iterator[None]:
     """Turns an error while reading `source` into a one-line UserError that begins with `source`."""
     try:
         yield
@@ -145,16 +143,16 @@ def read_file(path: Path) -> Dataset:
 
     def build(stored: Path) -> Dataset:
         dropped: set[str] = set()
-        if not write_tables(_tables(path, dropped), stored):  # batches have different columns or types
-            table = joined(list(_tables(path, dropped)), str(path), dropped)
+        if not write_tables(batches_of(path, dropped), stored):  # batches have different columns or types
+            table = joined(list(batches_of(path, dropped)), str(path), dropped)
             write_tables((table.slice(start, AT_ONCE) for start in range(0, len(table), AT_ONCE)), stored)
         return Dataset.from_file(str(stored))
 
-    with _reading(path):
+    with reading(path):
         return cached_dataset(made_from, build)
 
 
-def _tables(path: Path, dropped: set[str]) -> Iterator[pa.Table]:
+def batches_of(path: Path, dropped: set[str]) -> Iterator[pa.Table]:
     """Yields the rows of a file in tables of 10,000 rows. `dropped` collects the columns that cannot be stored."""
     reader = format_of(path.name)
     if reader == "parquet":
