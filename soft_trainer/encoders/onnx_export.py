@@ -100,81 +100,64 @@ def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list
             weights by more than `LEAST_COSINE` allows.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
-        return [path.replace(folder / path.name) for path in _export(encoder, source, Path(aside), int8)]
-
-
-def _export(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Path]:
-    """Writes the files of `write_onnx` to an empty folder."""
-    path = folder / FLOAT_FILE
-    wrapped = _Transformer(encoder.model, encoder.profile).eval()
-    example = encoder.tokenizer(["sort a list", "x"], padding=True, return_tensors="pt")
-    axes = {name: {0: "batch", 1: "length"} for name in ("input_ids", "attention_mask", "last_hidden_state")}
-    if encoder.profile.pooling == "pooler":
-        axes["last_hidden_state"] = {0: "batch"}
-    attention = encoder.model.config._attn_implementation
-    encoder.model.set_attn_implementation("eager")  # fused attention branches on sizes, which tracing would fix
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            # optimum exports only with transformers below 4.58. The newer exporter of torch takes 6 to 11 s for MiniLM
-            # instead of 0.7 s, needs onnxscript, and writes two files.
-            torch.onnx.export(
-                wrapped,
-                (example["input_ids"], example["attention_mask"]),
-                path,
-                input_names=["input_ids", "attention_mask"],
-                output_names=["last_hidden_state"],
-                dynamic_axes=axes,
-                opset_version=OPSET,
-                dynamo=False,
-            )
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        raise UserError(f"this model cannot be exported to ONNX: {str(error).splitlines()[0]}") from error
-    finally:
-        encoder.model.set_attn_implementation(attention)
-    tokenizer = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
-    write_json(folder / TOKENIZER, tokenizer | {"truncation": None, "padding": None})
-    write_json(folder / SETTINGS, _settings(encoder) | {"made_from": encoder_file_hashes(source)})
-    check_embeddings(encoder, folder)
-    files = [path, folder / TOKENIZER, folder / SETTINGS]
-    if int8:
-        add_int8(folder)
-        files.insert(1, folder / INT8_FILE)
-    return files
-
-
-def _settings(encoder: Encoder) -> dict[str, object]:
-    """Returns the settings that `OnnxEncoder` reads, in addition to the model and the tokenizer."""
-    lengths = {side: prompt_length(encoder.tokenizer, encoder.profile, side) for side in ("query", "code")}
-    return {
-        "fingerprint": encoder.fingerprint,
-        "dimensions": encoder.model.config.hidden_size,
-        "pad_token_id": encoder.tokenizer.pad_token_id,
-        "truncation_side": encoder.tokenizer.truncation_side,
-        "prompt_lengths": lengths,
-        "profile": dataclasses.asdict(encoder.profile),
-    }
+    with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as temporary:
+        aside = Path(temporary)
+        wrapped = _Transformer(encoder.model, encoder.profile).eval()
+        example = encoder.tokenizer(["sort a list", "x"], padding=True, return_tensors="pt")
+        axes = {name: {0: "batch", 1: "length"} for name in ("input_ids", "attention_mask", "last_hidden_state")}
+        if encoder.profile.pooling == "pooler":
+            axes["last_hidden_state"] = {0: "batch"}
+        attention = encoder.model.config._attn_implementation
+        encoder.model.set_attn_implementation("eager")  # fused attention branches on sizes, which tracing would fix
+        try:
+            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+                warnings.simplefilter("ignore")
+                # optimum exports only with transformers below 4.58. The newer exporter of torch takes 6 to 11 s for
+                # MiniLM instead of 0.7 s, needs onnxscript, and writes two files.
+                torch.onnx.export(
+                    wrapped,
+                    (example["input_ids"], example["attention_mask"]),
+                    aside / FLOAT_FILE,
+                    input_names=["input_ids", "attention_mask"],
+                    output_names=["last_hidden_state"],
+                    dynamic_axes=axes,
+                    opset_version=OPSET,
+                    dynamo=False,
+                )
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            raise UserError(f"this model cannot be exported to ONNX: {str(error).splitlines()[0]}") from error
+        finally:
+            encoder.model.set_attn_implementation(attention)
+        tokenizer = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
+        write_json(aside / TOKENIZER, tokenizer | {"truncation": None, "padding": None})
+        lengths = {side: prompt_length(encoder.tokenizer, encoder.profile, side) for side in ("query", "code")}
+        settings = {
+            "fingerprint": encoder.fingerprint,
+            "dimensions": encoder.model.config.hidden_size,
+            "pad_token_id": encoder.tokenizer.pad_token_id,
+            "truncation_side": encoder.tokenizer.truncation_side,
+            "prompt_lengths": lengths,
+            "profile": dataclasses.asdict(encoder.profile),
+            "made_from": encoder_file_hashes(source),
+        }
+        write_json(aside / SETTINGS, settings)
+        check_embeddings(encoder, aside)
+        if int8:
+            add_int8(aside)
+        # The settings are the last, because a folder with settings counts as a whole export.
+        files = [aside / name for name in (FLOAT_FILE, INT8_FILE, TOKENIZER, SETTINGS)]
+        return [path.replace(folder / path.name) for path in files if path.exists()]
 
 
 def add_int8(folder: Path) -> None:
-    """Adds 8-bit integer weights to an export.
+    """Adds 8-bit integer weights to an export. Activations are quantised at run time.
 
     Raises:
         UserError: on this processor, their embeddings are not close to those of float32 weights; nothing is written.
     """
-    quantize(folder / FLOAT_FILE, folder / INT8_FILE)
-    try:
-        OnnxEncoder(folder, int8=True)
-    except UserError:
-        (folder / INT8_FILE).unlink()
-        raise
-
-
-def quantize(path: Path, target: Path) -> None:
-    """Writes a copy of the ONNX model at `path` with 8-bit integer weights. Activations are quantised at run time."""
     from onnxruntime.quantization import QuantType, quantize_dynamic  # an optional dependency
 
+    path = folder / INT8_FILE
     logger = logging.getLogger()
     level = logger.level
     logger.setLevel(logging.ERROR)  # hides a hint about other types of quantisation
@@ -183,9 +166,14 @@ def quantize(path: Path, target: Path) -> None:
         # instead of 0.686, at 0.694 in float32 (benchmarks/onnx_search.py).
         kinds = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
         # With 8 bits, sums overflow on processors without VNNI: all-mpnet-base-v2 had an MRR of 0.06, not 0.88.
-        quantize_dynamic(path, target, per_channel=True, reduce_range=True, **kinds)
+        quantize_dynamic(folder / FLOAT_FILE, path, per_channel=True, reduce_range=True, **kinds)
     finally:
         logger.setLevel(level)
+    try:
+        OnnxEncoder(folder, int8=True)
+    except UserError:
+        path.unlink()
+        raise
 
 
 def check_embeddings(encoder: Encoder, folder: Path) -> None:
