@@ -52,7 +52,9 @@ def graph_features(
         UserError: data flow is not available for this language.
     """
     tokens, edges = extract_data_flow(code, language)
-    pieces = _pieces(tokens, tokenizer)
+    lead = len(_ids("@", tokenizer))
+    pieces = [_ids(f"@ {token}", tokenizer)[lead:] for token in tokens]
+    pieces[:1] = [_ids(token, tokenizer) for token in tokens[:1]]
     length = code_length + data_flow_length
     starts = list(accumulate(map(len, pieces), initial=1))
     ids = list(chain.from_iterable(pieces))[: length - 2 - min(len(edges), data_flow_length)]
@@ -217,14 +219,6 @@ def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Te
     identified = identified.to(vectors.dtype)
     means = identified @ vectors / identified.sum(-1, keepdim=True).clamp(min=1)
     return torch.where(batch["node_mask"][:, :, None], means, vectors)
-
-
-def _pieces(tokens: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Returns the ids of each code token. All tokens but the first are tokenized as if they followed a space."""
-    lead = len(_ids("@", tokenizer))
-    pieces = [_ids(f"@ {token}", tokenizer)[lead:] for token in tokens]
-    pieces[:1] = [_ids(token, tokenizer) for token in tokens[:1]]
-    return pieces
 
 
 # Tokenizing takes the most time, and most tokens of a corpus are repeated.

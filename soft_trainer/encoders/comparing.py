@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from soft_trainer.encoders.encoding import Encoder, tokenize
+from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.encoders.passes import LARGEST_COMPARED
-from soft_trainer.encoders.profiles import MODULES_FILE, is_inferred_from_modules, module_paths
+from soft_trainer.encoders.profiles import is_inferred_from_modules, module_paths
 from soft_trainer.encoders.sentence_transformers_fields import SETTINGS_FILE, TRANSFORMER_FILES, check_fields
 from soft_trainer.encoders.static_numpy import NO_LENGTH
 from soft_trainer.errors import UserError
@@ -90,15 +90,18 @@ def compare_encoders(encoder: Encoder, theirs, name: str, unknown: list[str] | N
     profile = profile.replace(**lengths, token_weights="count")  # sentence-transformers knows no other weights
     ours = Encoder(encoder.model, encoder.tokenizer, profile)
     try:
-        for side, encode, expected in (
-            ("query", ours.encode_queries, theirs.encode_query),
-            ("code", ours.encode_codes, theirs.encode_document),
+        for encode, expected in (
+            (ours.encode_queries, theirs.encode_query),
+            (ours.encode_codes, theirs.encode_document),
         ):
             found = encode(TEXTS).cpu()
             right = expected(list(TEXTS), convert_to_tensor=True, show_progress_bar=False).cpu()
             difference = _difference(found, right)
             if difference:
-                cause = _cause(ours, theirs, side)
+                cause = (
+                    "a module's configuration or code, a prompt, a length, do_lower_case, or the tokenizer's files, "
+                    "such as padding_side=left, because this package pads on the right"
+                )
                 if unknown:
                     cause = f"unknown fields: {', '.join(unknown)}"
                 raise UserError(
@@ -118,22 +121,6 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> str:
     if errors.max() <= TOLERANCE:
         return ""
     return f"by up to {errors.max():.2g} of their length"
-
-
-def _cause(encoder: Encoder, theirs, side: str) -> str:
-    """Returns which fields to look at: the tokenizer's if token ids differ, otherwise the modules'."""
-    profile = encoder.profile
-    prefix = getattr(profile, f"{side}_prefix")
-    ours = tokenize(encoder.tokenizer, TEXTS, prefix, getattr(profile, f"{side}_length"))
-    task = {"query": "query", "code": "document"}[side]
-    features = theirs.preprocess(list(TEXTS), prompt=theirs.prompts.get(task), task=task)
-    if theirs.tokenizer.padding_side == "left":
-        return "the tokenizer's padding_side=left, because this package pads on the right"
-    mask = features["attention_mask"].bool()
-    right = [ids[kept].tolist() for ids, kept in zip(features["input_ids"], mask, strict=True)]
-    if ours == right:
-        return f"the modules in {MODULES_FILE} or their configuration, because the token ids are equal"
-    return f"the prompt {task!r}, the length, do_lower_case or the tokenizer's files, because the token ids differ"
 
 
 def _unknown_fields(name_or_path: str | Path, revision: str | None) -> list[str]:

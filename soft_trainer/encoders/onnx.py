@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import platform
 from collections.abc import Sequence
@@ -72,12 +71,11 @@ class OnnxEncoder:
             file = INT8_FILE
         self._session = _session(folder / file)
         # A tokenizer has one maximum length at a time, and a thread may search while another thread encodes chunks.
-        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
         self._tokenizers = {}
         for side in ("query", "code"):
-            own = copy.deepcopy(tokenizer)
-            own.enable_truncation(self._profile[f"{side}_length"], direction=self._settings["truncation_side"])
-            self._tokenizers[side] = own
+            tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+            tokenizer.enable_truncation(self._profile[f"{side}_length"], direction=self._settings["truncation_side"])
+            self._tokenizers[side] = tokenizer
         if int8:
             self._check_int8()
 

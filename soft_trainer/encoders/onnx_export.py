@@ -175,23 +175,14 @@ def _settings(encoder: Encoder) -> dict[str, object]:
 
 
 def add_int8(folder: Path) -> None:
-    """Adds 8-bit integer weights to an export.
+    """Adds 8-bit integer weights to an export. Activations are quantised at run time.
 
     Raises:
         UserError: on this processor, their embeddings are not close to those of float32 weights; nothing is written.
     """
-    quantize(folder / FLOAT_FILE, folder / INT8_FILE)
-    try:
-        OnnxEncoder(folder, int8=True)
-    except UserError:
-        (folder / INT8_FILE).unlink()
-        raise
-
-
-def quantize(path: Path, target: Path) -> None:
-    """Writes a copy of the ONNX model at `path` with 8-bit integer weights. Activations are quantised at run time."""
     from onnxruntime.quantization import QuantType, quantize_dynamic  # an optional dependency
 
+    path = folder / INT8_FILE
     logger = logging.getLogger()
     level = logger.level
     logger.setLevel(logging.ERROR)  # hides a hint about other types of quantisation
@@ -200,9 +191,14 @@ def quantize(path: Path, target: Path) -> None:
         # instead of 0.686, at 0.694 in float32 (benchmarks/onnx_search.py).
         kinds = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
         # With 8 bits, sums overflow on processors without VNNI: all-mpnet-base-v2 had an MRR of 0.06, not 0.88.
-        quantize_dynamic(path, target, per_channel=True, reduce_range=True, **kinds)
+        quantize_dynamic(folder / FLOAT_FILE, path, per_channel=True, reduce_range=True, **kinds)
     finally:
         logger.setLevel(level)
+    try:
+        OnnxEncoder(folder, int8=True)
+    except UserError:
+        path.unlink()
+        raise
 
 
 def check_embeddings(encoder: Encoder, folder: Path) -> None:

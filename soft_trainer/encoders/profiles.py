@@ -92,11 +92,11 @@ class EncoderProfile:
             raise UserError(f"token_weights=log: needs pooling=mean, not {self.pooling}; set token_weights=count")
         if not 0 < self.score_scale < math.inf:
             raise UserError(f"score_scale={self.score_scale}: must be above 0 and finite")
-        if self.include_prompt:
-            return
-        if self.data_flow_length or self.pooling == "pooler":
-            reader = "data flow" if self.data_flow_length else "the model's pooler"
-            raise UserError(f"include_prompt=False: {reader} always includes the prompt; use pooling mean or cls")
+        if not self.include_prompt and (self.data_flow_length or self.pooling == "pooler"):
+            raise UserError(
+                "include_prompt=False: data flow and the model's pooler always include the prompt; use pooling mean "
+                "or cls without data flow"
+            )
 
     @property
     def prefix_tokens(self) -> list[str]:

@@ -18,57 +18,46 @@ TRANSFORMER_FILES = (
     *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta")),
     "sentence_xlnet_config.json",
 )
+_IGNORED = """
+    processing_kwargs.chat_template unpad_inputs
+    model_kwargs.add_pooling_layer model_kwargs.attn_implementation model_kwargs.device_map model_kwargs.dtype
+    model_kwargs.low_cpu_mem_usage model_kwargs.torch_dtype model_kwargs.trust_remote_code model_kwargs.use_safetensors
+    processor_kwargs.padding_side processor_kwargs.trust_remote_code processor_kwargs.use_fast
+    config_kwargs.trust_remote_code config_kwargs.use_cache
+"""
+
+
+def _each(names: str, effect: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), effect)
+
+
 APPLIED = "applied"
 NO_EFFECT = "no effect on embeddings in float32"
 _TRANSFORMER = {
-    "max_seq_length": APPLIED,
-    "query_length": APPLIED,
-    "document_length": APPLIED,
-    "do_lower_case": APPLIED,
-    "modality_config": APPLIED,
-    "module_output_name": APPLIED,
-    "processor_kwargs.model_max_length": APPLIED,
+    **_each("max_seq_length query_length document_length do_lower_case modality_config module_output_name", APPLIED),
+    **_each("processor_kwargs.model_max_length", APPLIED),
+    **_each(_IGNORED, NO_EFFECT),
     "transformer_task": ["feature-extraction"],
     "query_expansion": [None],
     "tokenizer_name_or_path": [None],
     "processing_kwargs": [{}, None],
     "processing_kwargs.text": [{}],
     "processing_kwargs.common": [{}],
-    "processing_kwargs.chat_template": NO_EFFECT,
-    "unpad_inputs": NO_EFFECT,
-    "model_kwargs.add_pooling_layer": NO_EFFECT,
-    "model_kwargs.attn_implementation": NO_EFFECT,
-    "model_kwargs.device_map": NO_EFFECT,
-    "model_kwargs.dtype": NO_EFFECT,
-    "model_kwargs.low_cpu_mem_usage": NO_EFFECT,
-    "model_kwargs.torch_dtype": NO_EFFECT,
-    "model_kwargs.trust_remote_code": NO_EFFECT,
-    "model_kwargs.use_safetensors": NO_EFFECT,
-    "processor_kwargs.padding_side": NO_EFFECT,
-    "processor_kwargs.trust_remote_code": NO_EFFECT,
-    "processor_kwargs.use_fast": NO_EFFECT,
-    "config_kwargs.trust_remote_code": NO_EFFECT,
-    "config_kwargs.use_cache": NO_EFFECT,
 }
 _SETTINGS = {
-    "prompts": APPLIED,
-    "similarity_fn_name": APPLIED,
-    "truncate_dim": APPLIED,
+    **_each("prompts similarity_fn_name truncate_dim", APPLIED),
+    # `encode_query` and `encode_document` use their own prompts.
+    **_each("default_prompt_name __version__", NO_EFFECT),
     "model_type": ["SentenceTransformer"],
-    "default_prompt_name": NO_EFFECT,  # `encode_query` and `encode_document` use their own prompts
-    "__version__": NO_EFFECT,
 }
+_POOLING_MODES = """
+    pooling_mode pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens
+    pooling_mode_mean_sqrt_len_tokens pooling_mode_weightedmean_tokens pooling_mode_lasttoken
+"""
 _POOLING = {
-    "pooling_mode": APPLIED,
-    "pooling_mode_cls_token": APPLIED,
-    "pooling_mode_max_tokens": APPLIED,
-    "pooling_mode_mean_tokens": APPLIED,
-    "pooling_mode_mean_sqrt_len_tokens": APPLIED,
-    "pooling_mode_weightedmean_tokens": APPLIED,
-    "pooling_mode_lasttoken": APPLIED,
-    "include_prompt": APPLIED,
-    "embedding_dimension": NO_EFFECT,
-    "word_embedding_dimension": NO_EFFECT,
+    **_each(_POOLING_MODES, APPLIED),
+    **_each("include_prompt", APPLIED),
+    **_each("embedding_dimension word_embedding_dimension", NO_EFFECT),
 }
 _NORMALIZE = {
     "module_input_name": ["sentence_embedding"],
@@ -76,22 +65,15 @@ _NORMALIZE = {
 }
 FIELDS = {"Transformer": _TRANSFORMER, "settings": _SETTINGS, "Pooling": _POOLING, "Normalize": _NORMALIZE}
 # Keyword arguments by the names of earlier releases. A field that neither name has in the table is refused.
-_KEYWORDS = {
-    "model_args": "model_kwargs",
-    "model_kwargs": "model_kwargs",
-    "tokenizer_args": "processor_kwargs",
-    "processor_kwargs": "processor_kwargs",
-    "config_args": "config_kwargs",
-    "config_kwargs": "config_kwargs",
-}
+_EARLIER = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
 
 
 def flat_fields(content: Mapping) -> dict[str, object]:
     """Returns the fields of a module's configuration. Keyword arguments become fields such as `model_kwargs.dtype`."""
     fields = {}
     for name, value in content.items():
-        if isinstance(value, Mapping) and (name in _KEYWORDS or name == "processing_kwargs"):
-            fields |= {f"{_KEYWORDS.get(name, name)}.{key}": each for key, each in value.items()}
+        if isinstance(value, Mapping) and name.endswith(("_args", "_kwargs")):
+            fields |= {f"{_EARLIER.get(name, name)}.{key}": each for key, each in value.items()}
         else:
             fields[name] = value
     return fields

@@ -46,7 +46,7 @@ LONGEST_WORD = 100  # characters; WordPiece treats a longer word as unknown
 PADDING = "[PAD]"
 UNKNOWN = "[UNK]"
 SPECIAL = (PADDING, UNKNOWN)
-PIECE = 128  # tokens; `embedding_bag` adds one vector after the other, which is exact to 1e-5 for 5,000 tokens
+PIECE = 128  # tokens; `embedding_bag` adds one vector after the other, and 5,000 at once are exact only to 1e-5
 CHARACTERS = string.ascii_lowercase + string.digits
 
 

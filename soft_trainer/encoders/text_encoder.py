@@ -69,7 +69,21 @@ def open_encoder(
     light = light and has_onnxruntime()
     if light and folder and (_export_of(folder) / SETTINGS).is_file():
         return OnnxEncoder(_export_of(folder), truncate_dim, int8)
-    encoder = _by_torch(name, truncate_dim)
+    # These import torch.
+    from transformers.utils import logging
+
+    from soft_trainer.encoders.loading import load_encoder
+
+    logging.set_verbosity_error()  # no report on weights
+    logging.disable_progress_bar()
+    try:
+        encoder = load_encoder(name, truncate_dim=truncate_dim, compare=False)
+    except UserError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise UserError(
+            f"{name}: the encoder needs code from its repository, but search never runs such code"
+        ) from error
     exported = _export(encoder, str(name)) if light else None
     return OnnxEncoder(exported, truncate_dim, int8) if exported else encoder
 
@@ -86,25 +100,6 @@ def local_folder(name: str | Path) -> Path | None:
     except errors.HFValidationError:
         return None
     return Path(cached).parent if isinstance(cached, str) else None
-
-
-def _by_torch(name: str | Path, truncate_dim: int | None) -> TextEncoder:
-    """Loads an encoder with torch. Suppresses transformers' progress bars and its report on weights."""
-    # These import torch.
-    from transformers.utils import logging
-
-    from soft_trainer.encoders.loading import load_encoder
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        return load_encoder(name, truncate_dim=truncate_dim, compare=False)
-    except UserError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise UserError(
-            f"{name}: the encoder needs code from its repository, but search never runs such code"
-        ) from error
 
 
 def _export_of(folder: Path) -> Path:

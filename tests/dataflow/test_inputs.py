@@ -119,10 +119,3 @@ def test_a_padded_batch_gives_the_vectors_of_single_rows(functions, tokenizer, m
     together = encode(model, rows, tokenizer)
     alone = torch.cat([encode(model, [row], tokenizer) for row in rows])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
-
-
-def test_the_graph_changes_the_vector(functions, tokenizer, model):
-    features = graph_features(functions["go"], "go", tokenizer)
-    without = {**features, "edge_targets": [], "edge_sources": []}
-    vectors = encode(model, [features, without], tokenizer)
-    assert (vectors[0] - vectors[1]).abs().max() > 1e-3

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 import transformers
+from tiny import SIZE, T5, tiny_model
 
 from soft_trainer.encoders.loading import load_encoder
 
-SIZE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 DISTILBERT = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
-T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
 DECODER = SIZE | {"num_key_value_heads": 1, "head_dim": 8}
 # name -> configuration class and model class, settings of the configuration, pooling. One family of each attention.
 FAMILIES = {
@@ -45,23 +44,11 @@ class Family:
         return copy.deepcopy(self.model)
 
 
-def make_family(name: str, tokenizer, positions: int = 40) -> Family:
+def make_family(name: str, tokenizer) -> Family:
     kind, settings, pooling = FAMILIES[name]
     ids = {f"{token}_token_id": getattr(tokenizer, f"{token}_token_id") for token in ("pad", "bos", "eos")}
-    limits = {} if kind == "T5" else {"max_position_embeddings": positions}
-    config = getattr(transformers, f"{kind}Config")(vocab_size=len(tokenizer), **ids, **limits, **settings)
-    for option, value in config.to_dict().items():
-        if "dropout" in option and isinstance(value, float):
-            setattr(config, option, 0.0)
-    torch.manual_seed(0)
-    model_class = getattr(transformers, f"{kind}EncoderModel" if kind == "T5" else f"{kind}Model")
     pooler = {"add_pooling_layer": pooling == "pooler"} if kind in ("Bert", "Roberta", "MPNet", "NomicBert") else {}
-    model = model_class(config, **pooler)
-    # With weights of 0.02, the embeddings of all texts would be nearly equal.
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(4) if weight.dim() > 1 else weight.add_(0.1 * torch.randn_like(weight))
-    return Family(name, model, pooling)
+    return Family(name, tiny_model(kind, settings | ids | {"vocab_size": len(tokenizer)}, 40, **pooler), pooling)
 
 
 @pytest.fixture(

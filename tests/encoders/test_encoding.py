@@ -68,12 +68,6 @@ def test_every_form_of_a_pooling_is_that_of_sentence_transformers(pooling, promp
         torch.testing.assert_close(POOLINGS[pooling].packed(None, packed), expected)
 
 
-def test_a_text_without_a_token_to_pool_is_zero_and_not_nan():
-    mask = torch.tensor([[1, 1], [0, 0]])
-    mean = pool(EncoderProfile(), BaseModelOutput(torch.randn(2, 2, 8)), mask)
-    assert mean[1].eq(0).all() and mean.isfinite().all()
-
-
 @pytest.mark.parametrize("pooling", [*THEIRS, "pooler"])
 def test_embeddings_are_in_float32_and_normalised_on_request(pooling):
     states, mask = torch.randn(2, 3, 4).bfloat16(), padded([3, 1], "right")
@@ -172,22 +166,6 @@ def test_prompt_length_counts_the_tokens_before_a_text(prompted):
     assert prompt_length(tokenizer, profile.replace(query_prefix=""), "query") == 0
     assert prompt_length(tokenizer, profile, "code") == 2  # <s> </s>
     assert prompt_length(tokenizer, profile, "query") == len(tokenizer("query: ")["input_ids"]) - 1
-
-
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last_token"])
-def test_prompts_are_excluded_from_pooling_and_stay_in_the_attention(prompted, pooling):
-    model, tokenizer, profile = prompted
-    profile = profile.replace(pooling=pooling)
-    skipped = prompt_length(tokenizer, profile, "query")
-    ids = tokenize(tokenizer, TEXTS, profile.query_prefix, profile.query_length)
-    together = encode(model, profile, pad(ids, tokenizer.pad_token_id, skipped))
-    for row, text in enumerate(ids):
-        with torch.no_grad():
-            states = model(input_ids=torch.tensor([text])).last_hidden_state[0, skipped:]
-        expected = {"mean": states.mean(0), "cls": states[0], "last_token": states[-1]}[pooling]
-        torch.testing.assert_close(together[row], expected, atol=1e-5, rtol=0)
-    batched = embed(Encoder(model, tokenizer, profile), ids, "query", 2)
-    torch.testing.assert_close(batched, together, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow

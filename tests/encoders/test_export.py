@@ -3,30 +3,22 @@ import resource
 
 import pytest
 import torch
+from tiny import EXPORTED, LENGTHS, export
 from transformers import AutoModel, AutoTokenizer
 
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE
 
-LENGTHS = {"query_length": 10, "code_length": 24}
-EXPORTED = {
-    "unixcoder": PROFILES["unixcoder"].replace(**LENGTHS),
-    "codebert": PROFILES["codebert"].replace(**LENGTHS),
+EXPORTED = EXPORTED | {
     "one length": EncoderProfile(query_length=16, code_length=16),
     "cls": EncoderProfile(pooling="cls", query_prefix="query: ", score_function="cosine", **LENGTHS),
     "normalised": EncoderProfile(normalize=True, score_scale=20.0, **LENGTHS),
-    "mean after the prompt": EncoderProfile(query_prefix="query: ", include_prompt=False, **LENGTHS),
-    "cls after the prompt": EncoderProfile(pooling="cls", query_prefix="query: ", include_prompt=False, **LENGTHS),
     "normalised pooler": EncoderProfile(pooling="pooler", normalize=True, score_function="cosine", **LENGTHS),
 }
 TEXTS = ["  two spaces first", "def f(x):\n    return x", "much too long " * 30, "a </s> inside", ""]
-
-
-def export(encoder, folder):
-    return export_encoder(encoder.model, encoder.tokenizer, encoder.profile, folder)
 
 
 @pytest.mark.parametrize("profile", EXPORTED.values(), ids=EXPORTED.keys())

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from refusals import refused
+from tiny import EXPORTED, LENGTHS, export
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders import onnx
@@ -18,22 +19,13 @@ from soft_trainer.options.model import ModelArguments
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.slow
 
-LENGTHS = {"query_length": 10, "code_length": 24}
-EXPORTED = {
-    "unixcoder": PROFILES["unixcoder"].replace(**LENGTHS),
-    "codebert": PROFILES["codebert"].replace(**LENGTHS),
+EXPORTED = EXPORTED | {
     "mean, cosine": EncoderProfile(query_prefix="query: ", score_function="cosine", score_scale=20.0, **LENGTHS),
-    "cls after the prompt": EncoderProfile(pooling="cls", query_prefix="query: ", include_prompt=False, **LENGTHS),
-    "mean after the prompt": EncoderProfile(query_prefix="query: ", include_prompt=False, **LENGTHS),
     "last token": EncoderProfile(pooling="last_token", **LENGTHS),
     "truncated": EncoderProfile(normalize=True, truncate_dim=16, score_function="dot", **LENGTHS),
     "lower case": EncoderProfile(lower_case=True, **LENGTHS),
 }
 TEXTS = ["  two spaces first", "def f(x):\n    return x", "much too long " * 30, "a </s> inside", "x"]
-
-
-def export(encoder, folder):
-    return export_encoder(encoder.model, encoder.tokenizer, encoder.profile, folder)
 
 
 def assert_equal(folder, tolerance=1e-4, **options):

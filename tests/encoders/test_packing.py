@@ -10,6 +10,7 @@ import torch
 import transformers
 from accelerate.utils import convert_outputs_to_fp32
 from refusals import refused
+from tiny import T5, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from soft_trainer import losses
@@ -36,7 +37,14 @@ CPU = torch.device("cpu")
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 DECODER = SIZE | {"num_key_value_heads": 1, "head_dim": 16}
 SLIDING = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
-IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
+IDS = {
+    "vocab_size": 200,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "cls_token_id": 0,
+    "sep_token_id": 2,
+}
 # name -> configuration class, its settings, pooling
 PACKABLE = {
     "bert": ("Bert", SIZE, "cls"),
@@ -59,7 +67,6 @@ PACKABLE = {
     "gemma3": ("Gemma3Text", DECODER | {"sliding_window": 8}, "mean"),
 }
 FAST = ("minilm", "roberta", "modernbert", "qwen3 with a sliding window")  # the others are tried with the slow tests
-T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
 NO_KERNEL = "has no variable-length attention"
 PADDED = {
     "mpnet": ("MPNet", SIZE, NO_KERNEL),
@@ -70,18 +77,7 @@ PADDED = {
 
 
 def make_model(kind: str, settings: dict, positions: int = 60):
-    """Makes a tiny model with random weights and without dropout."""
-    limits = {} if kind == "T5" else {"max_position_embeddings": positions}
-    config = getattr(transformers, f"{kind}Config")(vocab_size=200, **IDS, **limits, **settings)
-    for option, value in config.to_dict().items():
-        if "dropout" in option and isinstance(value, float):
-            setattr(config, option, 0.0)
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}EncoderModel" if kind == "T5" else f"{kind}Model")(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(4) if weight.dim() > 1 else weight.add_(0.1 * torch.randn_like(weight))
-    return model
+    return tiny_model(kind, settings | IDS, positions)
 
 
 def make_profile(pooling: str = "mean", **changes) -> EncoderProfile:
@@ -290,14 +286,6 @@ def test_the_users_flash_attention_gets_the_borders_and_no_mask():
     assert given.pop("attention_mask") is None
     assert given["cu_seq_lens_q"].tolist() == given["cu_seq_lens_k"].tolist() == [0, 2, 3]
     assert given["max_length_q"] == given["max_length_k"] == 2
-
-
-def test_padded_passes_are_the_same_with_our_attention():
-    for kind, settings in (("Roberta", SIZE), ("Qwen3", DECODER | SLIDING)):
-        model, inputs = make_model(kind, settings), pad(make_texts(), 1)
-        expected = encode(model, make_profile(), inputs)
-        with running(model, packed=True):
-            assert torch.equal(encode(model, make_profile(), inputs), expected)
 
 
 @pytest.mark.parametrize("name", ["roberta", "bert", "xlm-roberta", "camembert", "electra", "albert", "distilbert"])

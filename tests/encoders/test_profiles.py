@@ -163,18 +163,13 @@ READ = {"query_length": 32, "code_length": 32, "score_function": "cosine", "scor
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({SETTINGS: {"prompts": {"query": "q: ", "passage": "p: "}}}, {"query_prefix": "q: "}),
         ({SETTINGS: {"prompts": {"document": "d: ", "passage": "p: "}}}, {"code_prefix": "d: "}),
         ({SETTINGS: {"prompts": {"query": "Q: ", "document": None}}}, {"query_prefix": "Q: "}),
         ({POOLING: {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 0}}, {}),
-        ({POOLING: {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}}, {"pooling": "cls"}),
-        ({POOLING: {"pooling_mode": "lasttoken"}}, {"pooling": "last_token"}),
-        ({MODULES: "Normalize"}, {"normalize": True}),
         # Dot products are not scaled, but the dot products of normalised embeddings are cosines.
         ({SETTINGS: DOT}, {"score_function": "dot", "score_scale": 1.0}),
         ({SETTINGS: DOT, MODULES: "Normalize"}, {"score_function": "dot", "normalize": True}),
         # Lengths are limited by the positions. If the module has no length, the tokenizer's is used.
-        ({TEXTS: {"max_seq_length": 20}}, {"query_length": 20, "code_length": 20}),
         ({TEXTS: {"max_seq_length": 512}}, {}),
         ({TEXTS: {"query_length": 8, "max_seq_length": 20}}, {"query_length": 8, "code_length": 20}),
         ({TEXTS: {"max_seq_length": None}, "tokenizer_config.json": {"model_max_length": 24}},
@@ -200,8 +195,6 @@ def test_what_is_read(folder, files, expected):
         (MODULES, [{"path": ""}], "'type'"),
         (MODULES, ["Transformer"], "the wrong type"),
         (POOLING, {"pooling_mode": 3}, "the wrong type"),
-        (POOLING, {"pooling_mode": "weightedmean"}, "a profile cannot express these sentence-transformers modules"),
-        (POOLING, {"pooling_mode_max_tokens": True}, "a profile cannot express these sentence-transformers modules"),
         (POOLING, {"pooling_mode_cls_token": True}, "a profile cannot express these sentence-transformers modules"),
         (POOLING, None, "1_Pooling/config.json is missing or empty"),  # which does not mean that tokens are averaged
         (TEXTS, {"max_seq_length": "64"}, "the wrong type"),
@@ -209,11 +202,6 @@ def test_what_is_read(folder, files, expected):
         (TEXTS, {"modality_config": "text"}, "the wrong type"),
         (SETTINGS, {"prompts": ["query: "]}, "the wrong type"),
         (SETTINGS, {"similarity_fn_name": ["dot"]}, "a profile cannot express these sentence-transformers modules"),
-        (
-            SETTINGS,
-            {"similarity_fn_name": "euclidean"},
-            "a profile cannot express these sentence-transformers modules",
-        ),
         ("tokenizer_config.json", {"model_max_length": "long"}, "the wrong type"),
         ("config.json", {"max_position_embeddings": "many"}, "the wrong type"),
     ],

@@ -208,14 +208,16 @@ def test_a_module_whose_code_the_table_does_not_know_is_found_by_comparing(saved
     modules = json.loads((folder / "modules.json").read_text())
     modules[2]["type"] = "doubling.Normalize"
     (folder / "modules.json").write_text(json.dumps(modules))
-    with refused(f"{folder}: sentence-transformers gives other embeddings", "because the token ids are equal"):
+    with refused(
+        f"{folder}: sentence-transformers gives other embeddings", "Likely cause: a module's configuration or code"
+    ):
         load_encoder(folder, device="cpu", trust_remote_code=True)
 
 
 def test_other_tokens_and_unknown_fields_are_named(saved, monkeypatch):
     folder = saved(CASES["do_lower_case of earlier releases"])
     monkeypatch.setattr("soft_trainer.encoders.loading.convert_to_lower_case", lambda tokenizer: None)
-    with refused("Likely cause: the prompt 'query', the length, do_lower_case", "because the token ids differ"):
+    with refused("Likely cause: a module's", "do_lower_case, or the tokenizer's files"):
         load_encoder(folder, device="cpu")
     path = folder / SETTINGS
     path.write_text(json.dumps(json.loads(path.read_text()) | {"from_the_future": 1}))
@@ -234,7 +236,7 @@ def test_padding_on_the_left_is_named_if_positions_include_it(plain, tmp_path):
         AutoTokenizer.from_pretrained(plain, padding_side="left").save_pretrained(plain)
         modules = [st.Transformer(str(plain)), st.Pooling(WIDTH)]
         SentenceTransformer(modules=modules, device="cpu").save(str(folder), create_model_card=False)
-    with refused("Likely cause: the tokenizer's padding_side=left"):
+    with refused("such as padding_side=left"):
         load_encoder(tmp_path / "bert", device="cpu")
     assert_equal(tmp_path / "roberta", load_encoder(tmp_path / "roberta", device="cpu"))
 

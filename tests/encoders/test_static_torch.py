@@ -245,25 +245,10 @@ def test_means_and_gradients_are_those_of_an_xlnet_over_all_tokens(static):
     assert torch.allclose(*gradients, atol=1e-6)
 
 
-def test_a_prompt_is_skipped_in_training_too(static):
-    encoder, _ = static
-    profile = encoder.profile.replace(include_prompt=False, query_prefix="sort ")
-    ids = encoder.tokenizer([f"sort {text}" for text in TEXTS], verbose=False)["input_ids"]
-    inputs = pad(ids, encoder.tokenizer.pad_token_id, prompt_length=1)
-    expected = encode(encoder.model.eval(), profile, inputs)
-    torch.testing.assert_close(encode(encoder.model.train(), profile, inputs), expected)
-
-
 def test_training_stores_no_vector_of_a_token(static):
     model = static[0].model.train()
     model.word_embedding.forward = None
     encode(model, static[0].profile, pad([[5, 6], [7]], 0))
-
-
-def test_special_tokens_count_for_nothing(static):
-    encoder, _ = static
-    assert not encoder.model.word_embedding.weight[encoder.tokenizer.all_special_ids].any()
-    assert not set(encoder.tokenizer("sort a list")["input_ids"]) & set(encoder.tokenizer.all_special_ids)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +280,7 @@ def test_the_most_frequent_words_are_kept_and_count_less(model, tokenizer, profi
     encoder = Encoder(model, tokenizer, profile)
     words = {"sort": 1000, "list": 10, "rare": 2}
     static = distilled(encoder, words, 16, vocabulary_size=len(SPECIAL) + len(CHARACTERS) + 2)
+    assert not static.model.word_embedding.weight[: len(SPECIAL)].any()
     vocabulary = static.tokenizer.get_vocab()
     assert {"sort", "list", *CHARACTERS} <= vocabulary.keys()
     assert "rare" not in vocabulary
