@@ -291,7 +291,8 @@ def test_negatives_and_scores_are_those_of_the_encoder_and_sentence_transformers
     model = SentenceTransformer(str(located("base")), device="cpu")
     args = SentenceTransformerTrainingArguments(str(tmp_path / "run"), max_steps=2, report_to="none", use_cpu=True)
     found = SentenceTransformerTrainer(model, args, mined, loss=DistillKLDivLoss(model)).train()
-    assert found.training_loss == pytest.approx(0, abs=1e-5)  # the model has these scores already
+    # The model nearly has these scores already: sentence-transformers takes the plain mean of the vectors.
+    assert found.training_loss == pytest.approx(0, abs=1e-3)
     for options, message in (
         (["--negatives", "0"], "negatives=0: must be 1 or more"),
         (["--model", "base"], "model:"),

@@ -82,7 +82,10 @@ def test_a_short_name_for_folders(values, label, monkeypatch):
             {"from_scratch": "32x1", "dtype": "bfloat16"},
             "dtype and attn_implementation do not apply with from_scratch",
         ),
-        ({"from_scratch": "32x1", "pooling": "pooler", "include_prompt": False}, "include_prompt=False: data flow and the model's pooler"),
+        (
+            {"from_scratch": "32x1", "pooling": "pooler", "include_prompt": False},
+            "include_prompt=False: data flow and the model's pooler",
+        ),
         (
             {"from_scratch": "32x1", "profile": "graphcodebert", "pooling": "cls", "include_prompt": False},
             "include_prompt=False: data flow and the model's pooler",
