@@ -223,7 +223,7 @@ class RunTrainer(PlannedTrainer):
             self.report = Measurements(self)
             if self.starting.name:
                 warn_of_trained_pairs(self.details.measured, self.starting.name, self.encoder)
-            self.report.measure(system, self.args.lexical, top_k)
+            self.report.measure(system, getattr(self.args, "lexical", True), top_k)
             finish(self.report)
         return self.report
 
