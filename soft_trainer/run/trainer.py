@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -88,7 +89,10 @@ class RunTrainer(PlannedTrainer):
     def __init__(self, setup: Setup, details: RunDetails, **kwargs):
         args = setup.args
         split = setup.train_split
-        self.details = details.measuring(setup.eval_dataset)
+        sets = setup.eval_dataset
+        if details.measured is None and sets is not None:
+            details = replace(details, measured=sets if isinstance(sets, Mapping) else {"eval": sets})
+        self.details = details
         self._content_before: dict[str, object] = {}
         if getattr(args, "report", False) and not details.options:
             self._content_before = setup.starting.fingerprint()
