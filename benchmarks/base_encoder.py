@@ -1,12 +1,12 @@
 """Makes `base`, the static encoder in the package: gathers rows, distils MiniLM over their words, and trains on them.
 
-    python benchmarks/base_encoder.py rows --data DIR --work WORK
+    python benchmarks/base_encoder.py rows --sources SOURCES --data DIR --work WORK
     python benchmarks/base_encoder.py make --work WORK --model sentence-transformers/all-MiniLM-L6-v2
 
-`rows` writes the training rows to WORK, and the list of their packages to `base_packages.tsv`. The rows are the pairs
-in `mined/LANGUAGE/train.jsonl.gz` and `csn-ruby/train.jsonl.gz` in DIR, and the documented functions of the packages
-that are installed in the running Python, which should have this package with its extra `test`. `excluded_names` and
-`Tests` decide which rows are left out.
+`rows` writes the training rows to WORK, and the list of their packages to `base_packages.tsv`. The rows are the
+documented functions of packages: of those that are unpacked in `SOURCES/LANGUAGE/PACKAGE` (source packages of Debian
+and packages of npm), and of those that are installed in the running Python, which should have this package with its
+extra `test`. DIR has the sets that are measured. `excluded_names` and `Tests` decide which rows are left out.
 
 `make` distils MiniLM over the words in the rows, trains the vectors with `Settings`, which `base_study.md` chose, and
 writes them, as int8, to `soft_trainer/encoders/base`.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import random
 import re
 import shutil
 import sysconfig
@@ -58,13 +59,19 @@ ALIASES = {
     "git": "python-git",
     "mongodb/mongo-ruby-driver": "ruby-mongo",
     "gdelugre/origami": "origami-pdf",
+    "golang-github-hashicorp-hcl": "hcl-v2",
 }
 CARD = Path(__file__).with_name("base_card.md")
-DIMENSIONS = 256
+DIMENSIONS = 384
 VOCABULARY = 27_000
 LENGTH = 256  # tokens of a text
+FILES = 150  # of a package
+PER_PACKAGE = 500  # rows
+PER_LANGUAGE = 12_000  # rows of the packages that are not installed
+BUILT = {"dist", "build", "umd", "bundle", "bundles", "third_party", "thirdparty", "external", "testdata"}
 TEMPERATURE = 0.05  # of the teacher's cosines
 Row = dict[str, Any]
+Tokens = tuple[np.ndarray, np.ndarray]  # the ids of a text's tokens without the unknown one, and how often each occurs
 
 
 def lines_of(path: Path) -> Iterator[Row]:
@@ -77,7 +84,7 @@ def lines_of(path: Path) -> Iterator[Row]:
 def plain_name(name: str) -> str:
     """Returns a package's name without the prefixes of distributions and owners, such as `npm/` and `ruby-`."""
     name = re.sub(r"^golang-(github-)?[^-]+-(?=.)", "", name.lower())
-    return re.sub(r"^(python3?|ruby|php|golang|lib)-", "", name.rsplit("/", 1)[-1]).replace("_", "-")
+    return re.sub(r"^(python3?|ruby|(lib)?php|golang|lib)-", "", name.rsplit("/", 1)[-1]).replace("_", "-")
 
 
 def excluded_names(data: Path) -> set[str]:
@@ -171,11 +178,48 @@ def permissive(package: str) -> bool:
     return bool(PERMISSIVE.search(declared)) and not COPYLEFT.search(declared)
 
 
-def gathered(data: Path) -> Iterator[Row]:
+def unpacked(folder: Path, language: str) -> Iterator[Row]:
+    """Yields documented functions of the packages in the folders of `folder`; `repo` is the package.
+
+    A `+` in the name of a folder stands for the `/` in a package's name. At most `FILES` files of a package are read,
+    drawn at random, and none in a folder of built files. A package has at most `PER_PACKAGE` rows, and a language at
+    most `PER_LANGUAGE`.
+    """
+    from soft_trainer.mining.tree import mine
+    from soft_trainer.source.languages import SOURCE_LANGUAGES
+    from soft_trainer.source.names import is_test_path
+
+    with tempfile.TemporaryDirectory() as scratch:
+        for package in sorted(folder.iterdir()):
+            paths = [
+                path for path in sorted(package.rglob("*")) if path.suffix in SOURCE_LANGUAGES[language].extensions
+            ]
+            read = []
+            for path in paths:
+                name = path.relative_to(package)
+                small = path.is_file() and 200 < path.stat().st_size < 300_000
+                if small and not is_test_path(str(name), language) and BUILT.isdisjoint(name.parts):
+                    read.append(name)
+            random.Random(0).shuffle(read)
+            for name in read[:FILES]:
+                (Path(scratch, package.name) / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(package / name, Path(scratch, package.name) / name)
+        mined = mine(scratch, language, 1, KEEP, codebase=False).rows
+    taken: Counter[str] = Counter()
+    rows = []
+    for row in (row for split in mined.values() for row in split):
+        package = row["path"].split("/")[0]
+        taken[package] += 1
+        if taken[package] <= PER_PACKAGE:
+            rows.append({**row, "repo": package.replace("+", "/")})
+    random.Random(0).shuffle(rows)
+    yield from rows[:PER_LANGUAGE]
+
+
+def gathered(sources: Path) -> Iterator[Row]:
     """Yields the rows of all sources, without any exclusion but the licence."""
-    for name in LANGUAGES:
-        yield from lines_of(data / "mined" / name / "train.jsonl.gz")
-    yield from lines_of(data / "csn-ruby" / "train.jsonl.gz")
+    for folder in sorted(sources.iterdir()):
+        yield from unpacked(folder, folder.name)
     yield from installed()
 
 
@@ -209,7 +253,7 @@ def rows(arguments: argparse.Namespace) -> None:
 
     data, work = Path(arguments.data), Path(arguments.work)
     mine_to(source_folder("stdlib"), "python", work / "stdlib", num_workers=1, keep=KEEP)
-    left, dropped = kept(gathered(data), excluded_names(data), Tests(data, work / "stdlib"))
+    left, dropped = kept(gathered(Path(arguments.sources)), excluded_names(data), Tests(data, work / "stdlib"))
     write_rows(left, work / "train.jsonl.gz")
     write_packages(left)
     print(f"{len(left):,} rows; dropped: {dict(dropped)}")
@@ -247,7 +291,6 @@ class Settings:
         batches: "random", "language" or "similar".
         weight: the weight of the teacher's KL term.
         regression: epochs of a regression on the teacher's embeddings, before training on pairs.
-        dropout: the share of words that each text loses at random, in each batch anew.
         without: languages to leave out, separated by commas.
     """
 
@@ -260,13 +303,12 @@ class Settings:
     weight: float = 1.0
     regression: int = 0
     scale: float = 20.0
-    dropout: float = 0.0
     without: str = ""
     seed: int = 1
 
 
 class TrainingRows:
-    """Rows as the token ids of an encoder.
+    """Rows as the tokens of an encoder.
 
     Args:
         folder: the encoder before training.
@@ -278,6 +320,7 @@ class TrainingRows:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_truncation(LENGTH)
         self.tokenizer.no_padding()
+        self.unknown = self.tokenizer.token_to_id("[UNK]")
         self.vectors = load_file(folder / "model.safetensors")["embeddings"].astype(np.float32)
         texts: tuple[list[str], list[str]] = ([], [])
         languages = []
@@ -285,24 +328,28 @@ class TrainingRows:
             texts[0].append(" ".join(row["docstring_tokens"]))
             texts[1].append(" ".join(row["code_tokens"]))
             languages.append(LANGUAGES.index(row["language"]))
-        self.queries, self.codes = map(self.ids, texts)
+        self.queries, self.codes = map(self.tokens, texts)
         self.equal = [numbered(each) for each in texts]
         self.languages = np.array(languages)
         self.teacher = [torch.from_numpy(each.astype(np.float32)) for each in teacher]
 
-    def ids(self, texts: list[str]) -> list[np.ndarray]:
-        """Returns the token ids of texts."""
+    def tokens(self, texts: list[str]) -> list[Tokens]:
+        """Returns the token ids of texts and how often each occurs."""
         found = []
         for first in range(0, len(texts), 1000):  # the encodings of all texts would take gigabytes
             encodings = self.tokenizer.encode_batch_fast(texts[first : first + 1000], add_special_tokens=False)
-            found += [np.array(each.ids, dtype=np.int64) for each in encodings]
+            for each in encodings:
+                ids = np.array(each.ids, dtype=np.int64)
+                found.append(np.unique(ids[ids != self.unknown], return_counts=True))
         return found
 
-    @staticmethod
-    def flat(ids: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the token ids of all texts, and the index at which each text starts."""
-        starts = np.cumsum([0, *map(len, ids)])[:-1]
-        return torch.from_numpy(np.concatenate(ids)), torch.from_numpy(starts)
+
+def embed(vectors: torch.Tensor, texts: list[Tokens]) -> torch.Tensor:
+    """Embeds texts, Tensor[n, d]. A token that occurs c times counts log(1 + c) times, as in the package."""
+    ids, counts = (torch.from_numpy(np.concatenate(each)) for each in zip(*texts, strict=True))
+    starts = torch.from_numpy(np.cumsum([0, *(len(each) for each, _ in texts)])[:-1])
+    sums = F.embedding_bag(ids, vectors, starts, mode="sum", per_sample_weights=torch.log1p(counts))
+    return F.normalize(sums, dim=1)
 
 
 def numbered(texts: list[str]) -> np.ndarray:
@@ -321,11 +368,6 @@ def rows_for(work: Path, settings: Settings) -> TrainingRows:
     if settings.weight or settings.regression:
         teacher = [np.load(work / f"teacher_{side}.npy")[kept] for side in ("queries", "codes")]
     return TrainingRows(work / "starts" / settings.start, rows, teacher)
-
-
-def embed(vectors: torch.Tensor, tokens: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Embeds texts, Tensor[n, d]."""
-    return F.normalize(F.embedding_bag(tokens, vectors, starts, mode="mean"), dim=1)
 
 
 def drawn(rows: TrainingRows, settings: Settings, generator: np.random.Generator) -> np.ndarray:
@@ -371,7 +413,7 @@ def trained(rows: TrainingRows, settings: Settings) -> np.ndarray:
             order = grouped(order, rows.languages, settings.batch, generator)
         if settings.batches == "similar":
             with torch.no_grad():
-                queries = embed(vectors, *rows.flat(rows.queries)).numpy()
+                queries = embed(vectors, rows.queries).numpy()
             clusters = MiniBatchKMeans(
                 count // 400, batch_size=4096, n_init=1, max_iter=10, random_state=settings.seed
             )
@@ -388,9 +430,7 @@ def trained(rows: TrainingRows, settings: Settings) -> np.ndarray:
 
 def loss_of(vectors: torch.Tensor, rows: TrainingRows, batch: np.ndarray, settings: Settings) -> torch.Tensor:
     """Returns the InfoNCE loss of a batch, with the teacher's KL term if it has a weight."""
-    queries, codes = (
-        embed(vectors, *rows.flat(thinned(side, batch, settings))) for side in (rows.queries, rows.codes)
-    )
+    queries, codes = (embed(vectors, [side[row] for row in batch]) for side in (rows.queries, rows.codes))
     scores = queries @ codes.T * settings.scale
     equal = np.zeros((len(batch), len(batch)), dtype=bool)
     for texts in rows.equal:
@@ -408,13 +448,6 @@ def loss_of(vectors: torch.Tensor, rows: TrainingRows, batch: np.ndarray, settin
     return loss
 
 
-def thinned(ids: list[np.ndarray], batch: np.ndarray, settings: Settings) -> list[np.ndarray]:
-    """Returns the token ids of a batch without the words that it loses."""
-    if not settings.dropout:
-        return [ids[row] for row in batch]
-    return [ids[row][(torch.rand(len(ids[row])) >= settings.dropout).numpy()] for row in batch]
-
-
 def regress(vectors: torch.Tensor, rows: TrainingRows, settings: Settings, generator: np.random.Generator) -> None:
     """Moves the embeddings of the texts towards the teacher's embeddings, reduced by PCA."""
     from sklearn.decomposition import PCA
@@ -428,7 +461,7 @@ def regress(vectors: torch.Tensor, rows: TrainingRows, settings: Settings, gener
         order = generator.permutation(len(texts))
         for first in range(0, len(texts), 1024):
             batch = order[first : first + 1024]
-            embedded = embed(vectors, *rows.flat([texts[row] for row in batch]))
+            embedded = embed(vectors, [texts[row] for row in batch])
             loss = 1 - (embedded * target[torch.from_numpy(batch)]).sum(1).mean()
             optimizer.zero_grad()
             loss.backward()
@@ -437,7 +470,7 @@ def regress(vectors: torch.Tensor, rows: TrainingRows, settings: Settings, gener
 
 def words_of(rows: Iterable[Row]) -> dict[str, float]:
     """Returns how often words occur in rows, as a share of a language's words, averaged over the languages."""
-    from soft_trainer.encoders.static import count_words
+    from soft_trainer.encoders.static_torch import count_words
 
     texts: dict[str, list[str]] = {}
     for row in rows:
@@ -456,7 +489,7 @@ def distil(work: Path, model: str) -> Path:
     """Distils MiniLM over the rows' words into `WORK/starts/words`, and returns the folder."""
     from soft_trainer import load_encoder
     from soft_trainer.encoders.export import export_encoder
-    from soft_trainer.encoders.static import distilled
+    from soft_trainer.encoders.static_torch import distilled
 
     folder = work / "starts" / "words"
     if not folder.exists():
@@ -467,14 +500,14 @@ def distil(work: Path, model: str) -> Path:
 
 
 def teach(work: Path, model: str) -> None:
-    """Embeds the rows with MiniLM, in int8 and with at most 64 and 128 tokens a text, which takes nine CPU minutes."""
+    """Embeds the rows with MiniLM, in int8 and with at most 40 and 80 tokens a text, which takes ten CPU minutes."""
     from soft_trainer import load_encoder
     from soft_trainer.encoders.onnx import OnnxEncoder
     from soft_trainer.encoders.onnx_export import write_onnx
     from soft_trainer.encoders.text_encoder import local_folder
 
     teacher = load_encoder(model, device="cpu")
-    teacher = replace(teacher, profile=teacher.profile.replace(query_length=64, code_length=128))
+    teacher = replace(teacher, profile=teacher.profile.replace(query_length=40, code_length=80))
     with tempfile.TemporaryDirectory() as folder:
         write_onnx(teacher, local_folder(model), Path(folder), int8=True)
         encoder = OnnxEncoder(Path(folder), int8=True)
@@ -502,7 +535,7 @@ def make(arguments: argparse.Namespace) -> None:
 
 def package(folder: Path) -> None:
     """Writes an encoder to the package, with int8 vectors and the card."""
-    from soft_trainer.encoders.packaged import INT8, PACKAGED, SCALES, VECTORS, WEIGHTS
+    from soft_trainer.packaged import INT8, PACKAGED, SCALES, VECTORS, WEIGHTS
 
     with tempfile.TemporaryDirectory() as scratch:
         aside = Path(scratch) / "base"
@@ -528,10 +561,11 @@ def card(entries: int) -> str:
     packages: dict[str, list[str]] = {}
     for language, name, version, declared, count in lines:
         pairs[language] += int(count)
-        source = "installed" if version else "data"
+        source = "installed" if version else "unpacked"
         about = f"{name} {version} ({declared})" if version else name
         packages.setdefault(f"{language}, {source}", []).append(about)
     text = CARD.read_text().replace("{entries}", f"{entries:,}").replace("{pairs}", f"{pairs.total():,}")
+    text = text.replace("{dimensions}", str(DIMENSIONS))
     text = text.replace("{languages}", ", ".join(f"{count:,} {name}" for name, count in pairs.most_common()))
     listed = "\n\n".join(f"**{kind}**: {', '.join(names)}." for kind, names in packages.items())
     return text.replace("{packages}", listed)
@@ -542,6 +576,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("rows")
+    command.add_argument("--sources", required=True)
     command.add_argument("--data", required=True)
     command.add_argument("--work", required=True)
     command.set_defaults(call=rows)

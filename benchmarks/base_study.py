@@ -18,6 +18,7 @@ import dataclasses
 import gzip
 import itertools
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,12 +28,11 @@ import numpy as np
 import torch
 from base_encoder import LANGUAGES, Settings, TrainingRows, embed, lines_of, rows_for, trained
 from measuring import set_up
-from teacher_search import CHUNKS, ndcg
 
 from soft_trainer import load_encoder
 from soft_trainer.data.term_counts import as_arrow, bm25_weights, count_terms, split_identifiers
-from soft_trainer.encoders.packaged import located
-from soft_trainer.encoders.static_encoder import StaticEncoder
+from soft_trainer.encoders.static_numpy import StaticEncoder
+from soft_trainer.packaged import located
 from soft_trainer.search import CodeIndex
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
@@ -41,6 +41,14 @@ RUN = ("language", "rows", "rate", "epochs", "seed")
 UNSEEN = ("php", "go", "javascript")  # not in the rows of the encoder that is trained further
 EIGHT = (*LANGUAGES, "csn-ruby", "stdlib")  # the sets of the mean that chooses
 DISTRACTORS = 1000  # functions next to those that experts judged
+CHUNKS = 60  # enough to name ten files
+
+
+def ndcg(paths: list[str], targets: set[str]) -> float:
+    """Computes nDCG@10 of a list of files, each named once. Every target has gain 1."""
+    named = list(dict.fromkeys(paths))[:10]
+    gain = sum(1 / math.log2(rank + 2) for rank, path in enumerate(named) if path in targets)
+    return gain / sum(1 / math.log2(rank + 2) for rank in range(min(10, len(targets))))
 
 
 class Sets:
@@ -116,7 +124,7 @@ def cosines(encode: Callable[[list[str], str], np.ndarray]) -> Callable[[list[st
 def embedder(rows: TrainingRows, vectors: np.ndarray) -> Callable[[list[str], str], np.ndarray]:
     """Returns a function that embeds texts with vectors."""
     table = torch.from_numpy(vectors)
-    return lambda texts, side: embed(table, *rows.flat(rows.ids(texts))).numpy()
+    return lambda texts, side: embed(table, rows.tokens(texts)).numpy()
 
 
 def bm25(queries: list[str], codes: list[str]) -> np.ndarray:

@@ -51,10 +51,10 @@ from transformers import AttentionInterface, Trainer, TrainerCallback
 from soft_trainer import BM25Estimator
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders import attention
-from soft_trainer.encoders.packaged import BASE, located
 from soft_trainer.encoders.packing import PACKED
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.files import write_json
+from soft_trainer.packaged import BASE, located
 
 PEER = "sentence-transformers"
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"

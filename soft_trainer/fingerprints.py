@@ -151,8 +151,11 @@ def encoder_fingerprint(model, tokenizer, profile) -> str:
     The score scale and the column names are excluded, because embeddings do not depend on them.
     """
     adapters = getattr(model, "peft_config", {})
+    fields = _without(dataclasses.asdict(profile), _UNREAD_IN_EMBEDDINGS)
+    if profile.token_weights == "count":  # earlier releases do not know the field, and their hashes should stay valid
+        del fields["token_weights"]
     settings = {
-        "profile": _without(dataclasses.asdict(profile), _UNREAD_IN_EMBEDDINGS),
+        "profile": fields,
         "adapters": {name: adapter_configuration(config) for name, config in adapters.items()},
         "active": model.active_adapters() if adapters else [],
     }

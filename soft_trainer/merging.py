@@ -22,7 +22,6 @@ from soft_trainer.encoders.adapters import (
     set_adapter_state,
 )
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.encoders.hub_files import public_name, published_name, saved_adapter
 from soft_trainer.encoders.loading import load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
@@ -37,6 +36,7 @@ from soft_trainer.files import (
     write_json,
 )
 from soft_trainer.fingerprints import environment, written_files
+from soft_trainer.hub_files import public_name, published_name, saved_adapter
 from soft_trainer.model_card import license_of, write_model_card
 from soft_trainer.terminal import print_on_main
 
@@ -104,6 +104,13 @@ def merge_encoders(
         raise UserError(f"output_dir={folder}: already exists and is not empty; choose a new folder")
     record = _record(base, models, ratio)
     profile = resolve_profile(models[0])
+    for name in (base, *models[1:]):
+        weights = resolve_profile(name).token_weights
+        if weights != profile.token_weights:
+            raise UserError(
+                f"{name}: token_weights={weights}, but {models[0]} has token_weights={profile.token_weights}; merge "
+                "encoders that were trained with the same"
+            )
     tokenizer = load_tokenizer(models[0], profile, trust_remote_code=trust_remote_code)
     adapter = saved_adapter(models[0])
     if adapter is None or len(models) > 1:

@@ -32,9 +32,8 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 
 from soft_trainer.cards import sign
 from soft_trainer.data.statistics import statistics_table
-from soft_trainer.encoders.hub_files import base_of, published_name, repository_file
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static_encoder import NO_LENGTH
+from soft_trainer.encoders.static_numpy import NO_LENGTH
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
 from soft_trainer.files import (
@@ -48,6 +47,7 @@ from soft_trainer.files import (
     read_json,
     write_text,
 )
+from soft_trainer.hub_files import base_of, published_name, repository_file
 from soft_trainer.option_spec import option_specs
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.terminal import table

@@ -12,7 +12,7 @@ from test_criterion import EXTRA_POSITIVES, POSITIVES
 
 from soft_trainer import BM25Estimator, EstimatorCallback
 from soft_trainer.criterion import LOSSES, Criterion, PositiveRows
-from soft_trainer.encoders.static import bags, static_model
+from soft_trainer.encoders.static_torch import bags, static_model
 from soft_trainer.estimators import frozen_encoder
 from soft_trainer.evaluation.ranking import rank_codes
 from soft_trainer.training import gradient_cache
@@ -49,9 +49,10 @@ def test_tokens_of_static_encoders_are_equal_with_and_without_waiting():
     mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 1, 1]]).bool()
     model = static_model(20, 8, 0).train()
     expected = model(ids, mean_over=mask).pooler_output
-    tokens, starts = bags(on_gpu(ids), on_gpu(mask))
+    tokens, shares, starts = bags(on_gpu(ids), on_gpu(mask / mask.sum(1, keepdim=True).clamp(min=1)))
     assert tokens.tolist()[:5] == [1, 2, 10, 11, 12] and starts.tolist() == [0, 2, 2, 5]
-    means = torch.nn.functional.embedding_bag(tokens.cpu(), model.word_embedding.weight, starts.cpu(), mode="mean")
+    places = tokens.cpu(), model.word_embedding.weight, starts.cpu()
+    means = torch.nn.functional.embedding_bag(*places, mode="sum", per_sample_weights=shares.cpu())
     assert torch.equal(means[:3], expected)
     expected.sum().backward()
     gradient = model.word_embedding.weight.grad.clone()

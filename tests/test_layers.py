@@ -36,6 +36,8 @@ ORDER = [
     ("shares",),
     ("choices",),
     ("cards",),
+    ("hub_files",),
+    ("packaged",),
     ("fingerprints",),
     ("files",),
     ("terminal",),
@@ -43,7 +45,7 @@ ORDER = [
     ("errors",),
 ]
 # All layers that search may import.
-SEARCH_IMPORTS = {"dataflow", "encoders", "errors", "files", "fingerprints", "mining", "source", "terminal"}
+SEARCH_IMPORTS = set("dataflow encoders errors files fingerprints mining packaged source terminal".split())
 # The folders of search form layers too, with the modules in its root between them.
 SEARCH_ORDER = ["measuring", "serving", "code_index", "searching", "view", "snapshot", "commits", "ranking", "index"]
 LEVEL = {layer: level for level, layers in enumerate(ORDER) for layer in layers}

@@ -207,6 +207,7 @@ def test_a_ratio_outside_its_range_is_refused(tmp_path, ratio):
         ("grown", "cannot be merged with .*: embeddings.word_embeddings.weight is .*, not "),
         ("other architecture", "RobertaModel.*BertModel"),
         ("other tokenizer", "cannot be merged with .*: its tokenizer numbers '"),
+        ("other token weights", "token_weights=log, but .* has token_weights=count; merge encoders"),
         ("missing weights", "no weights for .*encoder.layer.0"),
         ("no models", "pass at least one trained encoder"),
         ("full folder", "already exists and is not empty"),
@@ -230,6 +231,8 @@ def test_what_does_not_merge_is_refused_in_one_line(case, says, before, folder_o
         one, other = sorted(vocabulary, key=vocabulary.get)[-2:]
         vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
         (base / "tokenizer.json").write_text(json.dumps(content))
+    elif case == "other token weights":
+        base = folder_of(before, "log", token_weights="log", pooling="mean")
     elif case == "missing weights":
         weights = {name: tensor for name, tensor in weights_of(base).items() if "layer.0.attention" not in name}
         save_file(weights, base / "model.safetensors", metadata={"format": "pt"})

@@ -4,11 +4,13 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
 from soft_trainer.encoders.export import export_encoder
+from soft_trainer.evaluation.significance import compare_crossed, difference_text
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -16,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 
 def test_the_page_is_short():
     beside_code = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
-    assert len(beside_code.split()) <= 850
+    assert len(beside_code.split()) <= 750
 
 
 @pytest.fixture
@@ -28,23 +30,66 @@ def gpu_page(monkeypatch):
     return gpu_page
 
 
-def test_the_figures_of_the_gpu_are_the_measured_ones(gpu_page):
+def row_of(text: str) -> str:
+    """Returns the row of README's table that contains a text."""
+    (row,) = [line for line in README.splitlines() if line.startswith("|") and text in line]
+    return row
+
+
+def reciprocal(run: dict) -> np.ndarray:
+    """Returns the reciprocal ranks of a run's queries, set by set. Some files store ranks as text."""
+    sets = [ranks.split() if isinstance(ranks, str) else ranks for _, ranks in sorted(run["ranks"].items())]
+    return np.concatenate([1 / np.array(ranks, dtype=float) for ranks in sets])
+
+
+def test_the_figures_of_the_gpu_are_the_measured_ones_and_the_baseline_is_the_fastest(gpu_page):
     parts = gpu_page.measured()
-    ms = {(row["batch"], row["way"]): row["ms a step"].split()[0] for row in gpu_page.steps(parts)[1:]}
-    ms = {key: f"{float(value.replace(',', '')):.0f}" for key, value in ms.items()}
-    memory = {name: f"{value:.1f}" for name, value in parts["memory"]["values"]["GiB"].items()}
-    loops = {name: f"{value:,.0f}" for name, value in parts["loops"]["values"]["examples/s"].items()}
-    peer = gpu_page.PEER
-    expected = [
-        (ms[64, peer], ms[256, peer], ms[64, "ours"], ms[256, "ours"]),
-        (ms[64, gpu_page.WITHOUT_CUDNN], ms[256, gpu_page.WITHOUT_CUDNN], ms[64, "ours"], ms[256, "ours"]),
-        (memory[f"{peer} 64"], memory[f"{peer} 256"], memory["ours 64"], memory["ours 256"]),
-        (*(loops[f"{way}, {workers} workers"] for way in (peer, "InfoNCE") for workers in (4, 0)),),
-    ]
-    rows = [line for line in README.splitlines() if "H100, RoBERTa" in line or "same if" in line]
-    rows += [line for line in README.splitlines() if "peak memory of these" in line or "whole loop" in line]
-    found = [tuple(re.findall(r"[\d,.]*\d", row.split("|", 2)[2].split("[")[0].rsplit("|", 1)[0])) for row in rows]
-    assert found == expected
+    ms = {}
+    for row in gpu_page.steps(parts)[1:]:
+        if row["precision"] == "bfloat16":
+            ms[row["batch"], row["way"]] = float(row["ms a step"].split()[0].replace(",", ""))
+    theirs = [way for _, way in ms if way.startswith(gpu_page.PEER)]
+    best = [min(ms[batch, way] for way in theirs) for batch in (64, 256)]
+    steps = row_of("a step on an H100")
+    for values in (best, [ms[64, "ours"], ms[256, "ours"]], [ms[64, "ours padded"], ms[256, "ours padded"]]):
+        assert ", ".join(f"{value:.0f}" for value in values) in steps
+    memory = parts["memory"]["values"]["GiB"]
+    for way in (gpu_page.PEER, "ours", "ours padded"):
+        assert f"{memory[f'{way} 64']:.1f}, {memory[f'{way} 256']:.1f}" in row_of("peak memory of these steps")
+
+
+def test_the_baseline_of_the_recipe_is_the_best_rate_and_the_difference_is_at_the_same_rate():
+    runs = json.loads((ROOT / "benchmarks/recipe_study.json").read_text())
+    seeds = ("1234", "12345", "123456")
+    ranks = {}
+    for method in ("ours", "mnrl", "mnrl-6e-5"):
+        ranks[method] = [
+            np.stack([reciprocal(runs[f"{language}/{seed}/{method}"]) for seed in seeds])
+            for language in ("ruby", "python", "go")
+        ]
+    means = {method: np.concatenate(strata, axis=1).mean() for method, strata in ranks.items()}
+    assert max(means["mnrl"], means["mnrl-6e-5"]) == means["mnrl-6e-5"]
+    result = compare_crossed([a - b for a, b in zip(ranks["ours"], ranks["mnrl-6e-5"], strict=True)])
+    row = row_of("MRR of MiniLM after one epoch")
+    assert f"{means['mnrl-6e-5']:.3f}" in row and f"{means['ours']:.3f}" in row
+    assert difference_text(result.delta, result.interval) in row
+
+
+def test_the_baseline_of_the_teacher_is_the_best_method_of_the_study():
+    held_out = ("php", "javascript", "go", "csn-ruby", "cosqa")
+    values: dict[str, dict[int, np.ndarray]] = {}
+    for line in (ROOT / "benchmarks/teacher_study.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        if "ranks" in run:
+            run["ranks"] = {name: run["ranks"][name] for name in held_out}
+            values.setdefault(run["method"], {})[run["seed"]] = reciprocal(run)
+    means = {method: np.mean([*seeds.values()]) for method, seeds in values.items()}
+    ours = values["InfoNCE + KL"]
+    name = max((each for each in means if not each.startswith("InfoNCE + KL")), key=means.get)
+    result = compare_crossed([np.stack([ours[seed] - values[name][seed] for seed in sorted(ours)])])
+    row = row_of("a static encoder with MiniLM as the teacher")
+    assert f"{means[name]:.3f} (`{name}`)" in row and f"{means['InfoNCE + KL']:.3f}" in row
+    assert difference_text(result.delta, result.interval, 3) in row
 
 
 @pytest.mark.slow

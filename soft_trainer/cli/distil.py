@@ -4,7 +4,8 @@ soft-trainer distil MODEL
 soft-trainer distil sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/static --texts my_repository
 
 The result can be trained like any encoder (`train --model_name_or_path DIR`), hundreds of times as fast as the
-original. It loads in AutoModel, SentenceTransformer and model2vec.StaticModel.
+original. AutoModel, SentenceTransformer and model2vec.StaticModel load it too, and give the same embeddings if it is
+made with --token_weights count.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import argparse
 
 from soft_trainer.cli.shared_options import add_overwrite
-from soft_trainer.encoders.static_encoder import default_static_folder
+from soft_trainer.encoders.pooling import TOKEN_WEIGHTS
+from soft_trainer.encoders.static_numpy import default_static_folder
 from soft_trainer.terminal import print_on_main
 
 
@@ -30,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--vocabulary_size", type=int, default=32768, help="maximum number of words (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--token_weights",
+        choices=TOKEN_WEIGHTS,
+        default="log",
+        help="how often a word that occurs c times counts: log(1 + c) times, or c times as in other libraries (count)",
     )
     add_overwrite(parser, "an earlier encoder")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with a model")

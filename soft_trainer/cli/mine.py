@@ -16,10 +16,10 @@ import sys
 from functools import partial
 
 from soft_trainer.cli.shared_options import add_overwrite
-from soft_trainer.encoders.packaged import BASE
 from soft_trainer.errors import UserError
 from soft_trainer.files import MINED_JUDGMENTS, ROW_FILES, check_free
 from soft_trainer.mining.tree import PAIR_RULES, mine_to, mining_table, tree_language
+from soft_trainer.packaged import BASE
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import source_folder
 

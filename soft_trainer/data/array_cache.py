@@ -108,10 +108,9 @@ def cached_rows(folder: str | Path | None, key: str, dtype: np.dtype, build: Cal
         return build().cpu().numpy().astype(dtype)
     path = _path(folder, key, "rows")
     writes = distributed.is_local_main()
-    if not distributed.any_process(writes and load_arrays(folder, key) is None):
-        return np.load(path, mmap_mode="r")
-    values = build().cpu().numpy().astype(dtype)
-    failed = distributed.any_process(writes and not store_arrays(folder, key, {"rows": values}))  # waits for the file
-    if not failed and path.exists():
-        return np.load(path, mmap_mode="r")
-    return values
+    if distributed.any_process(writes and load_arrays(folder, key) is None):
+        values = build().cpu().numpy().astype(dtype)
+        failed = distributed.any_process(writes and not store_arrays(folder, key, {"rows": values}))  # and waits
+        if failed or not path.exists():
+            return values
+    return np.load(path, mmap_mode="r")

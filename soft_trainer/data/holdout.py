@@ -36,15 +36,13 @@ class Division:
     Args:
         test_fraction: the share of the rows in test, and the share in valid.
         seed: another seed gives another division.
-        random: whether to divide rows without a usable column `partition`. If False, all of them become train.
     """
 
     test_fraction: float = HELD_OUT_SHARE
     seed: int = 0
-    random: bool = True
 
 
-def divided(split: Split, division: Division, group_column: str | None) -> dict[str, Split]:
+def divided(split: Split, division: Division | None, group_column: str | None) -> dict[str, Split]:
     """Divides pairs into train, valid and test, and prints the size of each.
 
     If the column `partition` contains at least two splits, it decides, unless a column of groups is set. Otherwise,
@@ -53,6 +51,7 @@ def divided(split: Split, division: Division, group_column: str | None) -> dict[
     training rows whose id, query or function is in valid or test are dropped.
 
     Args:
+        division: how to divide rows without a usable column `partition`. If None, all of them become train.
         group_column: the name of the column whose values stay within one split. By default, a column with the
             repository.
 
@@ -65,11 +64,26 @@ def divided(split: Split, division: Division, group_column: str | None) -> dict[
         named = np.array([SPLIT_NAMES.get(str(value).lower()) for value in rows[PARTITION]], dtype=object)
     reason = f"by {PARTITION}"
     by_partition = len({*DIVIDED} & {*named}) >= 2
-    if not by_partition and not division.random:
+    if not by_partition and division is None:
         return {"train": split}
     hashes = row_hashes(rows)
     if not by_partition:
-        named, reason = _divided_at_random(rows, hashes, division, group_column)
+        column = next(iter(known_columns(rows, (GROUP, *REPOSITORIES))), None)
+        names = list(map(str, rows[column])) if column else []
+        reason = f"by {group_column or column}"
+        if (groups := len(set(names))) < len(DIVIDED):
+            if group_column is not None:
+                raise UserError(f"group_column={group_column}: {groups} groups are too few for train, valid and test")
+            names = list(map(str, _groups_of_equals(hashes, len(rows))))
+            reason = "at random; equal ids, queries and functions stay together"
+        sizes = Counter(names)
+        if len(sizes) < len(DIVIDED):
+            raise UserError(
+                f"{len(rows)} rows ({len(sizes)} distinct) are too few to split: provide your own valid and test "
+                "splits"
+            )
+        split_of_group = assign_splits(sizes, division.test_fraction, division.seed)
+        named = np.array([split_of_group[name] for name in names], dtype=object)
     trains = named == "train"
     for_evaluation = {name: values[(named == "valid") | (named == "test")] for name, values in hashes.items()}
     dropped = trains & equal_rows(hashes, [for_evaluation])
@@ -85,36 +99,6 @@ def divided(split: Split, division: Division, group_column: str | None) -> dict[
     if len(found["train"]):
         splits["train"] = split.keep(found.pop("train"))
     return splits | held_out(split, {name: numbers for name, numbers in found.items() if len(numbers)})
-
-
-def _divided_at_random(
-    rows: Dataset, hashes: Mapping[str, np.ndarray], division: Division, group_column: str | None
-) -> tuple[np.ndarray, str]:
-    """Assigns rows to train, valid and test at random, keeping groups, repositories or equal rows together.
-
-    Args:
-        hashes: the result of `row_hashes`.
-
-    Returns:
-        The name of each row's split, and a description of how the rows were divided, such as "by repo".
-    """
-    column = next(iter(known_columns(rows, (GROUP, *REPOSITORIES))), None)
-    names = list(map(str, rows[column])) if column else []
-    reason = f"by {group_column or column}"
-    if len(set(names)) < len(DIVIDED):
-        if group_column is not None:
-            raise UserError(
-                f"group_column={group_column}: {len(set(names))} groups are too few for train, valid and test"
-            )
-        names = list(map(str, _groups_of_equals(hashes, len(rows))))
-        reason = "at random; equal ids, queries and functions stay together"
-    sizes = Counter(names)
-    if len(sizes) < len(DIVIDED):
-        raise UserError(
-            f"{len(rows)} rows ({len(sizes)} distinct) are too few to split: provide your own valid and test splits"
-        )
-    split_of_group = assign_splits(sizes, division.test_fraction, division.seed)
-    return np.array([split_of_group[name] for name in names], dtype=object), reason
 
 
 def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:

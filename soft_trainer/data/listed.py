@@ -78,7 +78,7 @@ class Listed:
 
 
 def read_listed(rows: Dataset, columns: Columns, source: str, check: bool) -> tuple[Dataset, Listed | None]:
-    """Reads the columns of several positives, of negatives and of scores.
+    """Reads the columns of several positives, of negatives and of scores, besides the code of each row.
 
     Args:
         source: where the rows come from, for messages.
@@ -94,8 +94,6 @@ def read_listed(rows: Dataset, columns: Columns, source: str, check: bool) -> tu
     negatives = known_columns(rows, columns.negatives)
     given = known_columns(rows, columns.scores)
     several = code in POSITIVES and isinstance(rows.features[code], List)
-    if code and given == [SCORE, LABEL]:
-        return _labelled_pairs(rows, columns, code, source)
     if not (several or negatives):
         return rows, None
     read = {name: rows[name][:] for name in (*([code] if code else ()), *negatives, *given)}
@@ -132,9 +130,16 @@ def _listed(query_of, negatives: Sequence[str], negative_of, scores) -> Listed:
     )
 
 
-def _labelled_pairs(rows: Dataset, columns: Columns, code: str, source: str) -> tuple[Dataset, Listed]:
-    """Reads rows that each have a query, one function, its score, and 1 or 0 in `label`."""
-    query = known_columns(rows, columns.query)[0]
+def read_labelled(rows: Dataset, columns: Columns, source: str) -> tuple[Dataset, Listed]:
+    """Reads rows that each have a query, one function, its score, and 1 or 0 in `label`.
+
+    Returns:
+        The rows with label 1, without these columns, and the functions with label 0 as negatives of the same queries.
+
+    Raises:
+        UserError: a score is not a number, or a query has no function with label 1. The message gives the row.
+    """
+    query, code = (known_columns(rows, side)[0] for side in (columns.query, columns.code))
     pairs = pd.DataFrame({"query": [*row_texts(rows, query)], "text": [*row_texts(rows, code)]})
     pairs["label"] = pd.to_numeric(pd.Series(rows[LABEL][:]))
     pairs["score"] = [_number(score, SCORE, source, row) for row, score in enumerate(rows[SCORE][:])]

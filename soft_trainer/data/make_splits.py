@@ -11,11 +11,10 @@ import pandas as pd
 from datasets import Dataset
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.column_names import GROUP
+from soft_trainer.data.column_names import GROUP, LABEL, SCORE
 from soft_trainer.data.columns import (
     ANY_COLUMNS,
     ColumnNames,
-    Columns,
     check_column,
     check_one_code,
     check_table,
@@ -25,7 +24,7 @@ from soft_trainer.data.columns import (
 from soft_trainer.data.folders import SPLITS
 from soft_trainer.data.holdout import Division, divided, held_out
 from soft_trainer.data.languages import tables_in
-from soft_trainer.data.listed import Listed, read_listed
+from soft_trainer.data.listed import read_labelled, read_listed
 from soft_trainer.data.plain_columns import concatenated
 from soft_trainer.data.row_checks import check_split, name_repeated
 from soft_trainer.data.split import Split
@@ -40,8 +39,8 @@ class Context(NamedTuple):
         names: the columns that the user has named.
         needed: the splits that the caller uses. If valid or test is needed but there is only train, train is divided.
             If train is not needed, it is skipped unless there is no other split.
-        division: how to divide train. If it is not at random, rows without a column `partition` stay train, or become
-            test if train is not needed.
+        division: how to divide train. If None, rows without a column `partition` stay train, or become test if train
+            is not needed.
         check: whether to raise an error for rows without a text or without a relevant function.
         codebase: the corpus of all splits except train, instead of the source's.
         run_corpus: the corpus of judged queries if their folder has none.
@@ -52,7 +51,7 @@ class Context(NamedTuple):
 
     names: ColumnNames = ANY_COLUMNS
     needed: Sequence[str] = SPLITS
-    division: Division = Division()
+    division: Division | None = Division()
     check: bool = True
     codebase: Dataset | None = None
     run_corpus: Dataset | None = None
@@ -87,7 +86,7 @@ def splits_of_tables(
     if "train" not in context.needed:
         if tables.keys() - {"train", "codebase"}:
             tables.pop("train", None)
-        elif {"train", "codebase"} <= tables.keys() and not context.division.random:
+        elif {"train", "codebase"} <= tables.keys() and context.division is None:
             tables["test"] = tables.pop("train")
     known = set().union(*(rows.column_names for rows in tables.values()))
     names = context.names.among(known)
@@ -98,7 +97,7 @@ def splits_of_tables(
         return splits
     division = context.division
     if named and {*context.needed} <= {"train"}:
-        division = dataclasses.replace(division, random=False)
+        division = None
     try:
         splits = divided(splits["train"], division, names.group)
     except UserError as error:
@@ -138,9 +137,21 @@ def make_splits(
     listed = {}
     called = {}
     for name, rows in tables.items():
-        check_table(rows, name, columns, labels[name], not paired)
-        group = names.group if name == "train" else None
-        tables[name], listed[name], before = _usual_table(rows, columns, group, labels[name], check)
+        source = labels[name]
+        check_table(rows, name, columns, source, not paired)
+        if name == "train" and names.group is not None:
+            # A copy, because the column may also be the one of queries or ids.
+            check_column(rows.column_names, "group_column", names.group, source)
+            groups = rows[names.group][:]
+            if None in groups:
+                number = groups.index(None) + 1
+                raise UserError(f"{source}, row {number}: the group, column {names.group!r}, is missing or empty")
+            rows = rows.add_column(GROUP, list(map(str, groups)))
+        if columns.scores == (SCORE, LABEL) and {*columns.scores} <= {*rows.column_names}:
+            rows, listed[name] = read_labelled(rows, columns, source)
+        else:
+            rows, listed[name] = read_listed(rows, columns, source, check)
+        tables[name], before = with_usual_names(rows, columns, source)
         called |= before
     if columns.id is not None:
         check_one_code(tables, columns.id, labels)
@@ -167,27 +178,3 @@ def make_splits(
     if not splits:
         raise UserError(f"{label}: no rows of train, valid or test")
     return splits
-
-
-def _usual_table(
-    rows: Dataset, columns: Columns, group: str | None, label: str, check: bool
-) -> tuple[Dataset, Listed | None, dict[str, str]]:
-    """Gives a table CodeSearchNet's columns, with one function in each row.
-
-    Args:
-        group: the column that the user has set as group_column, or None.
-
-    Returns:
-        The rows, what they list besides, and the original names of renamed columns.
-    """
-    if group is not None:
-        # A copy, because the column may also be the one of queries or ids.
-        check_column(rows.column_names, "group_column", group, label)
-        groups = rows[group][:]
-        if None in groups:
-            number = groups.index(None) + 1
-            raise UserError(f"{label}, row {number}: the group, column {group!r}, is missing or empty")
-        rows = rows.add_column(GROUP, list(map(str, groups)))
-    rows, listed = read_listed(rows, columns, label, check)
-    rows, called = with_usual_names(rows, columns, label)
-    return rows, listed, called

@@ -101,25 +101,20 @@ def plain_table(
             kept[str(name)] = arrow_column(values)
         except UnicodeEncodeError:
             for row, value in enumerate(values, start):
-                _check_encodable(value, f"{source}, row {row}: column {name!r}")
+                try:
+                    json.dumps(value, ensure_ascii=False, default=str).encode()
+                except UnicodeEncodeError as error:
+                    half = error.object[error.start]
+                    raise UserError(
+                        f"{source}, row {row}: column {name!r} contains {half!r}, half of a character, which UTF-8 "
+                        "cannot store; replace it, for example by text.encode(errors='replace').decode()"
+                    ) from None
             raise
         except (ValueError, TypeError) as error:
             dropped.add(name)
             reason = " ".join(str(error).split())
             print_on_main(f"{source}: dropped column {name!r}, which cannot be stored ({reason})")
     return pa.table(kept)
-
-
-def _check_encodable(value, cell: str) -> None:
-    """Raises UserError, which begins with `cell`, for a text with a lone surrogate, which UTF-8 cannot store."""
-    try:
-        json.dumps(value, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise UserError(
-            f"{cell} contains {half!r}, half of a character, which UTF-8 cannot store; replace it, for example by "
-            "text.encode(errors='replace').decode()"
-        ) from None
 
 
 def tables_of(rows: Iterable[Mapping], source: str, dropped: set[str]) -> Iterator[pa.Table]:

@@ -9,14 +9,14 @@ from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from soft_trainer.encoders.encoding import Encoder, tokenize
-from soft_trainer.encoders.hub_files import reading, repository_file
-from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.passes import LARGEST_COMPARED
 from soft_trainer.encoders.profiles import MODULES_FILE, is_inferred_from_modules, module_paths
 from soft_trainer.encoders.sentence_transformers_fields import SETTINGS_FILE, TRANSFORMER_FILES, check_fields
-from soft_trainer.encoders.static_encoder import NO_LENGTH
+from soft_trainer.encoders.static_numpy import NO_LENGTH
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
+from soft_trainer.hub_files import reading, repository_file
+from soft_trainer.packaged import located
 
 LONGEST = 256  # tokens
 TOLERANCE = 1e-3  # relative; rounding causes 1e-6
@@ -87,7 +87,7 @@ def compare_encoders(encoder: Encoder, theirs, name: str, unknown: list[str] | N
         setattr(module, attribute, min(length, LONGEST))
         lengths[f"{side}_length"] = min(own, LONGEST)
     module.max_seq_length = min(longest, LONGEST)
-    profile = profile.replace(**lengths)
+    profile = profile.replace(**lengths, token_weights="count")  # sentence-transformers knows no other weights
     ours = Encoder(encoder.model, encoder.tokenizer, profile)
     try:
         for side, encode, expected in (

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.encoders.hub_files import lasting_name
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.packaged import common_words
-from soft_trainer.encoders.static import count_words, distilled
+from soft_trainer.encoders.static_torch import count_words, distilled
 from soft_trainer.errors import UserError
 from soft_trainer.files import ENCODER_FILES, RECORD, check_free, check_writable
+from soft_trainer.hub_files import lasting_name
+from soft_trainer.packaged import common_words
 from soft_trainer.source.source_files import SKIPPED_FOLDERS
 
 SNIFFED = 8192  # bytes at the start of a file; a zero byte among them marks a binary file
@@ -25,10 +25,11 @@ def distil_static(
     dimensions: int = 256,
     texts: str | Path | None = None,
     vocabulary_size: int = 32768,
+    token_weights: str = "log",
     trust_remote_code: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Distils a static encoder from `model` and writes it to a folder; see `soft_trainer.encoders.static`.
+    """Distils a static encoder from `model` and writes it to a folder; see `soft_trainer.encoders.static_torch`.
 
     The profile records `model` as the static encoder's teacher, which training uses by default.
 
@@ -39,6 +40,7 @@ def distil_static(
         texts: a file or a folder, such as a source tree. The lower-case parts of identifiers that occur in it twice or
             more become the vocabulary. By default, the vocabulary is common code words.
         vocabulary_size: the maximum number of words.
+        token_weights: "log", or "count" for the mean that other libraries compute; see `EncoderProfile`.
         trust_remote_code: whether to run code that comes with the model. Read it first.
         overwrite: whether to replace an encoder in the folder. `model` itself cannot be replaced.
 
@@ -65,7 +67,9 @@ def distil_static(
     encoder = load_encoder(model, trust_remote_code=trust_remote_code)
     words = common_words() if texts is None else count_words(_lines(Path(texts)))
     static = distilled(encoder, words, dimensions, vocabulary_size, progress=True)
-    profile = static.profile.replace(teacher=lasting_name(model), teacher_identity=encoder.fingerprint)
+    profile = static.profile.replace(
+        token_weights=token_weights, teacher=lasting_name(model), teacher_identity=encoder.fingerprint
+    )
     return export_encoder(static.model, static.tokenizer, profile, output_dir)
 
 

@@ -22,7 +22,7 @@ from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_g
 from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.onnx import check_dimensions
 from soft_trainer.encoders.packing import PACKED, Passes, encode_packed, pack, token_ids
-from soft_trainer.encoders.pooling import POOLINGS
+from soft_trainer.encoders.pooling import POOLINGS, log_weights
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import encoder_fingerprint
@@ -175,7 +175,7 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
     Args:
         outputs: the model's outputs, with `pooler_output` for "pooler", otherwise `last_hidden_state`, Tensor[B, L,
             d].
-        attention_mask: Tensor[B, L], 1 on the tokens to pool.
+        attention_mask: Tensor[B, L], 1 on the tokens to pool, or for the mean any weights.
     """
     pooling = POOLINGS[profile.pooling]
     embeddings = pooling.padded(getattr(outputs, pooling.output), attention_mask)
@@ -269,6 +269,8 @@ def _encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tens
     unknown = getattr(plain, UNKNOWN_TOKEN, None)
     if unknown is not None and profile.pooling == "mean":
         pooling_mask = pooling_mask * (inputs["input_ids"] != unknown)
+    if profile.token_weights == "log":
+        pooling_mask = log_weights(inputs["input_ids"], pooling_mask)
     if profile.pooling == "mean" and model.training and getattr(plain, "takes_means", False):
         means = model(mean_over=pooling_mask, **inputs)
         return _normalized(profile, means.pooler_output)

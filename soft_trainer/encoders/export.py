@@ -15,8 +15,8 @@ from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.packing import first_position
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static import is_static, saved_config, saved_tensors
-from soft_trainer.encoders.static_encoder import NO_LENGTH
+from soft_trainer.encoders.static_numpy import NO_LENGTH
+from soft_trainer.encoders.static_torch import is_static, saved_config, saved_tensors
 from soft_trainer.files import MERGED_ADAPTER, ONNX_FILES, WEIGHT_FILES, reporting_disk_errors, write_json
 
 

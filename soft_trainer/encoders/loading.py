@@ -17,8 +17,8 @@ from transformers import AutoModelForTextEncoding, PretrainedConfig, PreTrainedM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
-from soft_trainer import distributed
-from soft_trainer.encoders import hub_files, profiles
+from soft_trainer import distributed, hub_files
+from soft_trainer.encoders import profiles
 from soft_trainer.encoders.adapters import (
     has_adapter,
     import_peft,
@@ -28,13 +28,15 @@ from soft_trainer.encoders.adapters import (
 )
 from soft_trainer.encoders.comparing import compare_encoders, compare_with_folder, is_comparable
 from soft_trainer.encoders.encoding import Encoder
-from soft_trainer.encoders.hub_files import reading
 from soft_trainer.encoders.onnx import check_dimensions, open_exported
-from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import EncoderProfile, check_encodes, check_lengths, resolve_profile
-from soft_trainer.encoders.static import StaticModel, exclude_unknown_token, is_static
-from soft_trainer.encoders.static_encoder import is_static_folder
+from soft_trainer.encoders.static_numpy import is_static_folder
+from soft_trainer.encoders.static_torch import StaticModel, exclude_unknown_token, is_static
 from soft_trainer.errors import UserError
+from soft_trainer.hub_files import reading
+from soft_trainer.packaged import located
+
+logger = logging.getLogger(__name__)
 
 
 def load_encoder(
@@ -51,7 +53,8 @@ def load_encoder(
     Args:
         name_or_path: a folder, `USER/NAME` on the Hub, or `base`, which comes with the package. A folder or repository
             may contain an encoder trained with this package, a sentence-transformers encoder or a plain encoder. An
-            adapter is merged into its base.
+            adapter is merged into its base. Other libraries give other embeddings for a static encoder, whose plain
+            mean they compute, unless its profile has `token_weights="count"`.
         revision: the branch, tag or commit on the Hub.
         device: the device to run on. By default, an accelerator if there is one, otherwise the CPU.
         trust_remote_code: whether to run code that comes with the model. Read this code first.
@@ -256,6 +259,8 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
         raise UserError(f"model: {kind.__name__} also has a decoder; pass {encoder} instead")
     if profile.pooling == "pooler" and getattr(model, "pooler", None) is None:
         raise UserError(f"pooling=pooler: {kind.__name__} has no pooler; use cls, mean or last_token")
+    if profile.token_weights == "log" and not is_static(config):
+        raise UserError(f"token_weights=log: {kind.__name__} is not a static encoder; use count")
     attention = str(getattr(config, "_attn_implementation", ""))
     if profile.data_flow_length and "flash" in attention:
         raise UserError(f"attn_implementation={attention}: does not support the mask for data flow; use sdpa or eager")
@@ -407,6 +412,15 @@ def given_encoder(
             encoder = Encoder(model[0].auto_model, tokenizer, profile)
             if given is None and is_comparable(encoder.model):
                 compare_encoders(encoder, model, "model")
+            name = encoder.model.config._name_or_path
+            if is_static(encoder.model.config) and name:
+                # sentence-transformers takes the plain mean, and does not save the file that asks for another one.
+                try:
+                    profile = profile.replace(token_weights=resolve_profile(name).token_weights)
+                except UserError:
+                    logger.warning(
+                        "%s: no longer there, so the encoder gets the plain mean (token_weights=count)", name
+                    )
         model = model[0].auto_model
     elif not (isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
         raise UserError(

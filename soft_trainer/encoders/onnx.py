@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +14,8 @@ import numpy as np
 
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.errors import UserError, extra_needed
-from soft_trainer.files import read_json
-from soft_trainer.fingerprints import encoder_file_hashes, fingerprint
+from soft_trainer.files import cache_dir, read_json
+from soft_trainer.fingerprints import encoder_file_hashes, file_fingerprint, fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +28,9 @@ TOKENIZER = "tokenizer.json"
 NEEDS_EXTRA = extra_needed("ONNX", "onnx")
 # The maximum number of tokens in a batch, padding included.
 BATCH_TOKENS = 2048
-# `lighter` chooses int8 if the mean cosine between int8 and float32 embeddings reaches this.
+# Int8 weights are used if the mean cosine between int8 and float32 embeddings reaches this.
 LEAST_COSINE = 0.97
+PROBES = ("sort a list", "def read(path):\n    return open(path).read()  # größer 'a  b'\n", "x", "a b c " * 400)
 
 
 def has_onnxruntime() -> bool:
@@ -46,7 +49,8 @@ class OnnxEncoder:
         int8: whether to use 8-bit integer weights.
 
     Raises:
-        UserError: a file cannot be read, or the encoder has fewer dimensions than `truncate_dim`.
+        UserError: a file cannot be read, the encoder has fewer dimensions than `truncate_dim`, or on this processor
+            the embeddings of 8-bit weights are not close to those of float32 weights.
     """
 
     def __init__(self, folder: Path, truncate_dim: int | None = None, int8: bool = False):
@@ -74,6 +78,30 @@ class OnnxEncoder:
             own = copy.deepcopy(tokenizer)
             own.enable_truncation(self._profile[f"{side}_length"], direction=self._settings["truncation_side"])
             self._tokenizers[side] = own
+        if int8:
+            self._check_int8()
+
+    def _check_int8(self) -> None:
+        """Compares int8 with float32 embeddings when this processor first runs these weights, and remembers success.
+
+        Each kind of processor has other instructions for 8-bit integers, and some of them overflow.
+
+        Raises:
+            UserError: the mean cosine is below `LEAST_COSINE`.
+        """
+        path = self.folder / INT8_FILE
+        passed = cache_dir() / "int8" / fingerprint(file_fingerprint(path), _processor())
+        if passed.exists():
+            return
+        cosine = mean_cosine(self, OnnxEncoder(self.folder, self.truncate_dim), PROBES)
+        if not cosine >= LEAST_COSINE:
+            raise UserError(
+                f"{path}: on this processor, the mean cosine with embeddings of float32 weights is only {cosine:.2f}; "
+                "use float32 weights (`--int8` or backend='int8' dropped)"
+            )
+        with suppress(OSError):  # the next use would compare again
+            passed.parent.mkdir(parents=True, exist_ok=True)
+            passed.touch()
 
     def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
         """Embeds texts; see `TextEncoder`."""
@@ -156,17 +184,37 @@ def _session(path: Path):
         raise UserError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from error
 
 
-def lighter(encoder: OnnxEncoder, texts: Sequence[str]) -> tuple[OnnxEncoder, float]:
+def _processor() -> str:
+    """Returns the model and the features of the processor, as far as the system gives them."""
+    listed = Path("/proc/cpuinfo")
+    if not listed.exists():
+        return platform.processor() or platform.machine()
+    return listed.read_text().split("\n\n")[0].partition("flags")[2] or platform.machine()
+
+
+def mean_cosine(encoder: OnnxEncoder, other: OnnxEncoder, texts: Sequence[str]) -> float:
+    """Returns the mean cosine between the embeddings that two encoders give functions."""
+    cosines = normalized(encoder.encode(texts, "code")) * normalized(other.encode(texts, "code"))
+    return float(cosines.sum(1).mean())
+
+
+def lighter(encoder: OnnxEncoder, texts: Sequence[str]) -> tuple[OnnxEncoder, str]:
     """Chooses int8 or float32 weights by comparing the embeddings that both give `texts`.
 
     Returns:
         The int8 encoder if the mean cosine of int8 and float32 embeddings reaches `LEAST_COSINE`, otherwise `encoder`.
-        The second value is this mean cosine.
+        The second value says why.
     """
-    small = OnnxEncoder(encoder.folder, encoder.truncate_dim, int8=True)
-    cosines = normalized(small.encode(texts, "code")) * normalized(encoder.encode(texts, "code"))
-    cosine = float(cosines.sum(1).mean())
-    return (small if cosine >= LEAST_COSINE else encoder), cosine
+    if not (encoder.folder / INT8_FILE).is_file():  # the export did not keep them
+        return encoder, "float32, because int8 gives other embeddings on this processor"
+    try:
+        small = OnnxEncoder(encoder.folder, encoder.truncate_dim, int8=True)
+        cosine = mean_cosine(small, encoder, texts)
+        if cosine >= LEAST_COSINE:
+            return small, f"int8 (mean cosine with float32: {cosine:.3f} on {len(texts)} chunks)"
+        return encoder, f"float32 (mean cosine of int8 with float32: {cosine:.3f} on {len(texts)} chunks)"
+    except UserError as error:
+        return encoder, f"float32 ({error})"
 
 
 def open_exported(folder: Path, truncate_dim: int | None = None, int8: bool = False) -> OnnxEncoder:

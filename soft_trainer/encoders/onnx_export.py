@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from soft_trainer.encoders.encoding import Encoder, prompt_length
-from soft_trainer.encoders.hub_files import CONFIG, repository_file
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.onnx import (
     FLOAT_FILE,
     FOLDER,
     INT8_FILE,
     NEEDS_EXTRA,
+    PROBES,
     SETTINGS,
     TOKENIZER,
     OnnxEncoder,
@@ -30,14 +30,14 @@ from soft_trainer.encoders.onnx import (
 )
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static import is_static
+from soft_trainer.encoders.static_torch import is_static
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, ONNX_FILES, reporting_disk_errors, write_json
 from soft_trainer.fingerprints import encoder_file_hashes, list_files
+from soft_trainer.hub_files import CONFIG, repository_file
 
 OPSET = 18
 TOLERANCE = 1e-3  # how much the export may change an embedding of unit length
-PROBES = ("sort a list", "def read(path):\n    return open(path).read()  # größer 'a  b'\n", "x", "a b c " * 400)
 
 
 def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: bool = False) -> list[Path]:
@@ -55,7 +55,8 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
 
     Raises:
         UserError: the extra `onnx` is missing, the encoder is static, reads data flow or has no fast tokenizer, the
-            exported model's embeddings differ, or the folder contains another encoder or cannot be written to.
+            exported model's embeddings differ, those of 8-bit weights differ much on this processor, or the folder
+            contains another encoder or cannot be written to.
     """
     folder = Path(output_dir or model)
     if output_dir is None and not folder.is_dir():
@@ -95,7 +96,8 @@ def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list
         source: the folder with the encoder's files. The export records the hashes of these files.
 
     Raises:
-        UserError: the model cannot be exported, or the embeddings differ by more than `TOLERANCE`.
+        UserError: the model cannot be exported, or the embeddings differ by more than `TOLERANCE`, or with 8-bit
+            weights by more than `LEAST_COSINE` allows.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
@@ -137,7 +139,7 @@ def _export(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Pa
     check_embeddings(encoder, folder)
     files = [path, folder / TOKENIZER, folder / SETTINGS]
     if int8:
-        quantize(path, folder / INT8_FILE)
+        add_int8(folder)
         files.insert(1, folder / INT8_FILE)
     return files
 
@@ -155,6 +157,20 @@ def _settings(encoder: Encoder) -> dict[str, object]:
     }
 
 
+def add_int8(folder: Path) -> None:
+    """Adds 8-bit integer weights to an export.
+
+    Raises:
+        UserError: on this processor, their embeddings are not close to those of float32 weights; nothing is written.
+    """
+    quantize(folder / FLOAT_FILE, folder / INT8_FILE)
+    try:
+        OnnxEncoder(folder, int8=True)
+    except UserError:
+        (folder / INT8_FILE).unlink()
+        raise
+
+
 def quantize(path: Path, target: Path) -> None:
     """Writes a copy of the ONNX model at `path` with 8-bit integer weights. Activations are quantised at run time."""
     from onnxruntime.quantization import QuantType, quantize_dynamic  # an optional dependency
@@ -166,7 +182,8 @@ def quantize(path: Path, target: Path) -> None:
         # Token embeddings stay in float32: with them in 8 bits, MiniLM's MRR on CodeSearchNet's Ruby was 0.679
         # instead of 0.686, at 0.694 in float32 (benchmarks/onnx_search.py).
         kinds = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
-        quantize_dynamic(path, target, per_channel=True, **kinds)
+        # With 8 bits, sums overflow on processors without VNNI: all-mpnet-base-v2 had an MRR of 0.06, not 0.88.
+        quantize_dynamic(path, target, per_channel=True, reduce_range=True, **kinds)
     finally:
         logger.setLevel(level)
 

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.encoders.hub_files import base_of, published_name, reading, repository_file
-from soft_trainer.encoders.pooling import POOLINGS
+from soft_trainer.encoders.pooling import POOLINGS, TOKEN_WEIGHTS
 from soft_trainer.encoders.sentence_transformers_fields import (
     SETTINGS_FILE,
     TRANSFORMER_FILES,
     check_fields,
     flat_fields,
 )
-from soft_trainer.encoders.static_encoder import NO_LENGTH, is_static_config
+from soft_trainer.encoders.static_numpy import NO_LENGTH, is_static_config
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, read_json, write_json
+from soft_trainer.hub_files import base_of, published_name, reading, repository_file
 from soft_trainer.terminal import nearest
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ class EncoderProfile:
         name: a key of `PROFILES`, or "auto" for any other encoder.
         pooling: "mean" over the tokens, "cls" (the first token), "last_token" or "pooler" (the model's
             `pooler_output`).
+        token_weights: how a token that occurs c times in a text counts in the mean: "count" (c times, the plain mean)
+            or, for static encoders, "log" (log(1 + c) times).
         normalize: whether to scale embeddings to unit length.
         query_prefix, code_prefix: the text before each query or code: special tokens, followed by the prompt.
         include_prompt: False if pooling should skip the prefixes' tokens, as in sentence-transformers.
@@ -60,6 +62,7 @@ class EncoderProfile:
 
     name: str = "auto"
     pooling: str = "mean"
+    token_weights: str = "count"
     normalize: bool = False
     query_prefix: str = ""
     code_prefix: str = ""
@@ -78,12 +81,15 @@ class EncoderProfile:
     teacher_identity: str = ""
 
     def __post_init__(self):
-        for name, allowed in (("pooling", POOLINGS), ("score_function", SCORE_FUNCTIONS)):
+        choices = {"pooling": POOLINGS, "token_weights": TOKEN_WEIGHTS, "score_function": SCORE_FUNCTIONS}
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
         for name, least in (("query_length", 3), ("code_length", 3), ("data_flow_length", 0), ("truncate_dim", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least {least}")
+        if self.token_weights == "log" and self.pooling != "mean":
+            raise UserError(f"token_weights=log: needs pooling=mean, not {self.pooling}; set token_weights=count")
         if not 0 < self.score_scale < math.inf:
             raise UserError(f"score_scale={self.score_scale}: must be above 0 and finite")
         if self.include_prompt:
@@ -202,7 +208,8 @@ _PROFILES = (
     # https://huggingface.co/Alibaba-NLP/gte-modernbert-base: the first token, no prompt, cosines x 100.
     _TODAY.replace(name="gte-modernbert", pooling="cls", score_scale=100.0),
     # A static encoder only looks up vectors, so long texts cost little.
-    _TODAY.replace(name="static", normalize=True, query_length=NO_LENGTH, code_length=NO_LENGTH),
+    # A variable that stands twenty times in a function says little more than one that stands five times.
+    _TODAY.replace(name="static", normalize=True, token_weights="log", query_length=NO_LENGTH, code_length=NO_LENGTH),
     EncoderProfile(),
 )
 PROFILES = {profile.name: profile for profile in _PROFILES}

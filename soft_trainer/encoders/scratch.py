@@ -15,7 +15,7 @@ from tokenizers.processors import RobertaProcessing
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static import WORD_BORDER, static_model
+from soft_trainer.encoders.static_torch import WORD_BORDER, static_model
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_text
 from soft_trainer.fingerprints import fingerprint, keep_files, kept_files

@@ -7,6 +7,7 @@ is exported once. The export is kept in the user's cache under a hash of the enc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -14,14 +15,14 @@ from typing import Protocol
 import numpy as np
 
 from soft_trainer.encoders.onnx import SETTINGS, OnnxEncoder, has_onnxruntime
-from soft_trainer.encoders.packaged import located
-from soft_trainer.encoders.static_encoder import StaticEncoder, is_static_folder
+from soft_trainer.encoders.static_numpy import StaticEncoder, is_static_folder
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, cache_dir
 from soft_trainer.fingerprints import encoder_file_hashes, fingerprint
+from soft_trainer.packaged import located
 from soft_trainer.terminal import print_on_main
 
-FORMAT = 3  # of exports in the cache
+FORMAT = 4  # of exports in the cache
 
 
 class TextEncoder(Protocol):
@@ -116,7 +117,7 @@ def _export(encoder, name: str) -> Path | None:
     # These import torch, which has been imported for the encoder.
     import torch
 
-    from soft_trainer.encoders.onnx_export import check_exportable, write_onnx
+    from soft_trainer.encoders.onnx_export import add_int8, check_exportable, write_onnx
     from soft_trainer.encoders.profiles import resolve_profile
 
     source = local_folder(name)  # loading may have downloaded it
@@ -127,8 +128,10 @@ def _export(encoder, name: str) -> Path | None:
     folder = _export_of(source)
     try:
         check_exportable(encoder, name)
-        write_onnx(encoder, source, folder, int8=True)
+        write_onnx(encoder, source, folder, int8=False)
     except UserError as error:
         print_on_main(f"running without ONNX: {error}")
         return None
+    with suppress(UserError):  # then there are only float32 weights
+        add_int8(folder)
     return folder

@@ -15,7 +15,6 @@ from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import token_column
 from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, placed, prompt_length
-from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.passes import HALF, computes_bf16, decide_passes
@@ -24,6 +23,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, NeighbourEstimator, Rows, as_array, check_fitted
 from soft_trainer.estimators.neighbours import Excluded, Neighbours, cached_neighbours, nearest_rows
 from soft_trainer.fingerprints import fingerprint
+from soft_trainer.hub_files import split_revision
 
 
 def frozen_precision(device: torch.device) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from soft_trainer.choices import ESTIMATORS, EstimatorChoice
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
-from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.scores import CrossEncoderEstimator
+from soft_trainer.hub_files import split_revision
 from soft_trainer.option_spec import ENCODER
 from soft_trainer.options.defaults import train_without_teacher
 from soft_trainer.options.fields import EstimatorOptions

@@ -15,11 +15,11 @@ from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
 from soft_trainer.data.columns import text_ids
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import encoder_texts
-from soft_trainer.encoders.hub_files import reading, split_revision
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array, check_fitted
 from soft_trainer.fingerprints import fingerprint, model_fingerprint, tokenizer_fingerprint
+from soft_trainer.hub_files import reading, split_revision
 from soft_trainer.terminal import Progress, print_on_main
 
 BATCHES_AT_ONCE = 16  # batches of a cross-encoder between two updates of the progress bar

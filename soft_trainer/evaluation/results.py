@@ -57,7 +57,8 @@ def save_ranks(
 
     So that a report can be written without the data set, the file also contains each `query`, its relevant `code` and
     the first three `top_codes`, each shortened to a line of at most 300 characters, and `top_relevant`, which says
-    which of the three are relevant. `code` is the relevant function with the highest grade.
+    which of the three are relevant. `code` is the relevant function with the highest grade. `key` is a fingerprint of
+    a query with its relevant functions, and the file has one of the corpus, so that only equal data is compared.
 
     Args:
         profile: the encoder's profile, which names the columns that may contain the texts.
@@ -85,8 +86,17 @@ def save_ranks(
         "top_codes": lines[top].tolist(),
         "top_relevant": relevant.tolist(),
     }
-    columns["key"], corpus = _identity(split, profile)
-    facts = {"pool_size": str(len(urls)), "corpus": corpus}
+    # Equal on the same data, whatever the order of the corpus and the columns that the encoder reads.
+    query = text_column(split.queries, (*QUERY_COLUMNS, *profile.query_columns), "query")
+    code = text_column(split.corpus, (*CODE_COLUMNS, *profile.code_columns), "code")
+    codes = text_ids(f"{url}\0{text}" for url, text in zip(urls, row_texts(split.corpus, code), strict=True))
+    right = split.judgments.relevant
+    columns["key"] = []
+    for row, text in enumerate(row_texts(split.queries, query)):
+        answers = slice(right.indptr[row], right.indptr[row + 1])
+        grades = zip(codes[right.indices[answers]].tolist(), right.data[answers].tolist(), strict=True)
+        columns["key"].append(fingerprint(text, sorted(grades)))
+    facts = {"pool_size": str(len(urls)), "corpus": fingerprint(np.sort(codes))}
     made_by = encoder and encoder_files_fingerprint(encoder)
     if made_by:
         facts |= {"encoder": made_by, "encoder_folder": os.path.relpath(encoder, Path(path).parent)}
@@ -98,25 +108,6 @@ def _columns(split: Split, profile: EncoderProfile) -> tuple[str, str]:
     """Returns the columns of queries and functions to show: the first of the profile's columns that exist."""
     query = text_column(split.queries, profile.query_columns, "query")
     return query, text_column(split.corpus, ("code", *profile.code_columns), "code")
-
-
-def _identity(split: Split, profile: EncoderProfile) -> tuple[list[str], str]:
-    """Returns a fingerprint of each query with its relevant functions, and a fingerprint of the corpus.
-
-    Two runs on the same data get the same fingerprints, regardless of the order of the corpus and of the columns that
-    their encoders read.
-    """
-    query = text_column(split.queries, (*QUERY_COLUMNS, *profile.query_columns), "query")
-    code = text_column(split.corpus, (*CODE_COLUMNS, *profile.code_columns), "code")
-    pairs = zip(split.corpus["url"], row_texts(split.corpus, code), strict=True)
-    codes = text_ids(f"{url}\0{text}" for url, text in pairs)
-    right = split.judgments.relevant
-    keys = []
-    for row, text in enumerate(row_texts(split.queries, query)):
-        answers = slice(right.indptr[row], right.indptr[row + 1])
-        grades = zip(codes[right.indices[answers]].tolist(), right.data[answers].tolist(), strict=True)
-        keys.append(fingerprint(text, sorted(grades)))
-    return keys, fingerprint(np.sort(codes))
 
 
 def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:

@@ -166,8 +166,8 @@ def _rank_answers(
 
 def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
     """Returns the query index and the code index of each relevant pair, LongTensor[P] each, ordered by query."""
-    right = judgments.relevant.tocoo()
-    return torch.from_numpy(right.row).long(), torch.from_numpy(right.col).long()
+    queries, codes = torch.from_numpy(judgments.stored.pairs()).T
+    return queries, codes
 
 
 def best_answers(judgments: Judgments) -> np.ndarray:

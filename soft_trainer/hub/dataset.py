@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from datasets import Dataset, DatasetInfo, Features, concatenate_datasets
@@ -99,12 +99,6 @@ def _lists_of_queries(split: Split) -> dict[str, list[list]]:
     return columns
 
 
-def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
-    """Yields the rows as dicts with exactly these columns. The value of a missing column is None."""
-    for row in rows:
-        yield {name: row.get(name) for name in columns}
-
-
 def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: str | Path) -> Path:
     """Writes the rows to `SPLIT.jsonl.gz` files with CodeSearchNet's columns, and their card to `README.md`.
 
@@ -150,7 +144,10 @@ def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: st
         rows=table(["split", "rows", "use"], [(name, len(part), USES[name]) for name, part in data.items()]),
     )
     with reporting_disk_errors(folder):
-        write_rows({split: _in_columns(rows, features) for split, rows in data.items()}, folder)
+        complete = {}
+        for name, rows in data.items():
+            complete[name] = ({column: row.get(column) for column in features} for row in rows)
+        write_rows(complete, folder)
         for name in {*ROW_FILES} - {f"{split}.jsonl.gz" for split in data}:
             (folder / name).unlink(missing_ok=True)
         write_text(folder / "README.md", sign(str(card)))

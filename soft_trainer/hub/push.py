@@ -17,7 +17,6 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
 from soft_trainer.cards import is_signed, sign, updated
-from soft_trainer.encoders.hub_files import public_name, published_name
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
     ADAPTER_CONFIG,
@@ -39,6 +38,7 @@ from soft_trainer.files import (
     write_text,
 )
 from soft_trainer.fingerprints import file_fingerprint, list_files, model_code
+from soft_trainer.hub_files import public_name, published_name
 
 logger = logging.getLogger(__name__)
 

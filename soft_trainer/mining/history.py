@@ -75,7 +75,14 @@ def mine_history(
     opened = git.open_repository(repository)
     folder = None
     if source_dir is not None:
-        folder = _folder_inside(opened, source_dir)
+        own = Path(source_dir).resolve()
+        root = Path(opened.workdir or opened.path).resolve()
+        if own in (root, Path(opened.path).resolve()):
+            folder = ""
+        elif own.is_relative_to(root):
+            folder = f"{own.relative_to(root).as_posix()}/"
+        else:
+            raise UserError(f"source_dir={source_dir}: not a folder in the repository {root}")
     with git.reporting_missing_objects(repository):
         order = git.commits_oldest_first(opened)
         if git.shallow_ends(repository):
@@ -158,21 +165,6 @@ def history_language(repository: str | Path) -> str:
             return INCOMPLETE
 
     return main_language(files, repository, header)
-
-
-def _folder_inside(opened: git.pygit2.Repository, source_dir: str | Path) -> str:
-    """Returns the path of `source_dir` in the repository, with a trailing `/`, or "" for the whole repository.
-
-    Raises:
-        UserError: the folder is not in the repository.
-    """
-    own = Path(source_dir).resolve()
-    root = Path(opened.workdir or opened.path).resolve()
-    if own in (root, Path(opened.path).resolve()):
-        return ""
-    if not own.is_relative_to(root):
-        raise UserError(f"source_dir={source_dir}: not a folder in the repository {root}")
-    return f"{own.relative_to(root).as_posix()}/"
 
 
 _reader = cache(ChangeReader)  # one in each process

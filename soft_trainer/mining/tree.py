@@ -10,7 +10,7 @@ import gc
 import multiprocessing
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import compress
@@ -138,10 +138,16 @@ def mine(
             if found:
                 others.append(found)
     unique = {name: min(texts) for name, texts in prototypes.items() if len(texts) == defined[name] == 1}
-    others, declared = _documented_at_prototypes(others, unique, keep)
-    pairs += declared
-    if declared:
-        functions["undocumented"] -= len(declared)
+    undocumented = []
+    for found in others:
+        docstring = "" if found.row["docstring"] else unique.get(found.row["func_name"], "")
+        tokens = document_tokens(summary(docstring, SOURCE_LANGUAGES[language].style))
+        row = found.row | {"docstring": docstring, "docstring_tokens": tokens}
+        if tokens and not first_broken(row, DOCUMENT_RULES, keep):
+            pairs.append(found._replace(row=row))
+            functions["undocumented"] -= 1
+        else:
+            undocumented.append(found)
     if not codebase:
         functions.pop("undocumented", None)
     pairs, copies = _distinct(pairs)
@@ -149,32 +155,10 @@ def mine(
     if not pairs:
         raise UserError(f"{source_dir}: no documented functions{explained(functions + files)}")
     functions["kept as pairs"] = len(pairs)
-    rows = _split(pairs, others, source_dir)
+    rows = _split(pairs, undocumented, source_dir)
     if not codebase:
         rows.pop("codebase")
     return Mined(rows, functions, files, broken)
-
-
-def _documented_at_prototypes(
-    others: list[Found], prototypes: dict[str, str], keep: Collection[str]
-) -> tuple[list[Found], list[Found]]:
-    """Returns the functions that remain without documentation, and those with the documentation of their prototypes.
-
-    Args:
-        prototypes: the documentation for each name.
-        keep: the names of rules to ignore.
-    """
-    undocumented = []
-    documented = []
-    for found in others:
-        docstring = "" if found.row["docstring"] else prototypes.get(found.row["func_name"], "")
-        style = SOURCE_LANGUAGES[found.row["language"]].style
-        row = found.row | {"docstring": docstring, "docstring_tokens": document_tokens(summary(docstring, style))}
-        if row["docstring_tokens"] and not first_broken(row, DOCUMENT_RULES, keep):
-            documented.append(found._replace(row=row))
-        else:
-            undocumented.append(found)
-    return undocumented, documented
 
 
 def _split(pairs: list[Found], others: list[Found], root: str | Path) -> dict[str, list[Row]]:

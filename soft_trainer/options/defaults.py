@@ -14,14 +14,14 @@ from accelerate.state import AcceleratorState
 
 from soft_trainer.choices import ESTIMATORS, WEIGHTINGS
 from soft_trainer.criterion import Criterion
-from soft_trainer.encoders.hub_files import published_name, repository_file, split_revision
-from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder
 from soft_trainer.errors import UserError
+from soft_trainer.hub_files import published_name, repository_file, split_revision
 from soft_trainer.loss_options import TEACHER_WEIGHT
 from soft_trainer.option_spec import ENCODER, changed_options
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.packaged import BASE
 from soft_trainer.references import import_reference
 from soft_trainer.terminal import print_on_main
 

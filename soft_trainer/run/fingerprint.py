@@ -29,8 +29,6 @@ from transformers import TrainingArguments
 from soft_trainer.criterion import Criterion
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
-from soft_trainer.encoders.hub_files import public_name, saved_adapter
-from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.fingerprints import (
     HASH,
@@ -45,6 +43,7 @@ from soft_trainer.fingerprints import (
     source_fingerprint,
     tokenizer_fingerprint,
 )
+from soft_trainer.hub_files import public_name, saved_adapter
 from soft_trainer.loss_options import LossOptions
 from soft_trainer.option_spec import Reference, option_specs, references
 from soft_trainer.options.fields import DataArguments, EstimatorOptions
@@ -52,6 +51,7 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.options.resolve import FALLING
 from soft_trainer.options.training import AFFECT_CHOICES, AFFECT_NOTHING, SoftInfoNCETrainingArguments
+from soft_trainer.packaged import located
 
 FORMAT = 6  # increases when checkpoints or the way batches are drawn become incompatible
 OWN_NAME = re.compile(r"[\w.]+:[\w.<>]+")  # a user's function or class, as `module:name`

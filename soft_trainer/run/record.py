@@ -16,11 +16,11 @@ from soft_trainer.data.languages import languages_in
 from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
-from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.files import DEPENDS_ON, LISTED, RECORD_FORMAT, TRAINING_PICTURE, write_results
 from soft_trainer.fingerprints import environment, plain_settings, written_files
+from soft_trainer.hub_files import public_name
 from soft_trainer.model_card import license_of
 from soft_trainer.option_spec import changed_options, references
 from soft_trainer.options.defaults import estimator_name

@@ -12,7 +12,7 @@ from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.encoding import Encoder, collator_of, prompt_length
 from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.passes import decide_passes
-from soft_trainer.encoders.static import exclude_unknown_token
+from soft_trainer.encoders.static_torch import exclude_unknown_token
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators

@@ -16,13 +16,13 @@ from soft_trainer.data.columns import row_texts, text_column
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.adapters import add_lora, has_adapter, import_peft
-from soft_trainer.encoders.hub_files import base_of, published_name, reading, reading_base, saved_adapter
 from soft_trainer.encoders.loading import given_encoder, load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, resolve_profile
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_model
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.fingerprints import model_fingerprint, rows_fingerprint
+from soft_trainer.hub_files import base_of, published_name, reading, reading_base, saved_adapter
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.fingerprint import STARTING_WEIGHTS, content_of
 

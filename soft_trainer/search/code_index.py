@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.encoders import text_encoder
-from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.errors import UserError
+from soft_trainer.packaged import BASE
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.git_listing import list_ignored, repository_with
 from soft_trainer.search.index.listing import file_stat

@@ -151,8 +151,8 @@ class Search:
                 scores = fuse(each, queries, named_files(query, view.segments), view.segments, allowed)
             if scores.matched or any(view.stands_out(similarity, part.chunks) for part in view.parts):
                 self.ranked_by = view.ranked_by(similarity, votes)
-                return view.best(queries[-1], scores, similarity, allowed, limit, votes, query, sources)
-            nearest = view.nearest_terms(queries[0])
+                return view.best(queries[-1], scores, similarity, allowed, limit, votes, self._inside(query), sources)
+            nearest = view.nearest_words(queries[0])
         if not nearest:
             self.members[0].notify("no word of the query is in the index")
             return []
@@ -195,7 +195,7 @@ class Search:
 
     def full_path(self, path: str) -> str:
         """Returns the absolute path of a file in a result."""
-        return next((f"{index.folder}/{own}" for index, own in self._located(path)), path)
+        return next((f"{index.folder}/{own}" for index, own in self._located(self._inside(path))), path)
 
     def _inside(self, path: str) -> str:
         """Returns a path as results have it, without `./` or the path of an indexed folder at the start."""

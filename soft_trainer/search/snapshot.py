@@ -132,11 +132,11 @@ class Snapshot:
             named[self.segments.postings(term)[0]] = True
         return named
 
-    def terms_like(self, term: str) -> dict[str, int]:
-        """Returns how many chunks contain each term with the same first letter and nearly the same length."""
+    def terms_like(self, term: str) -> set[str]:
+        """Returns the index's terms with the same first letter and nearly the same length."""
         query = "SELECT DISTINCT term FROM postings WHERE term >= ?1 AND term < ?2 AND abs(length(term) - ?3) <= 3"
-        known = [known for (known,) in self.database.execute(query, (term[0], chr(ord(term[0]) + 1), len(term)))]
-        return {each: count for each in known if (count := len(self.segments.postings(each)[0]))}
+        rows = self.database.execute(query, (term[0], chr(ord(term[0]) + 1), len(term)))
+        return {known for (known,) in rows}
 
     def chunk_at(self, path: str, line: int) -> int | None:
         """Returns the chunk that contains a line of a file, or the next chunk if no chunk contains the line.

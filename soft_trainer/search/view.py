@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher, get_close_matches
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,13 +17,14 @@ from soft_trainer.errors import UserError
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
 from soft_trainer.search.index.parsing import DEFINED
 from soft_trainer.search.index.store import joined_segments
-from soft_trainer.search.index.words import WORD, parts, source_words, terms, whole
+from soft_trainer.search.index.words import WORD, parts, source_words, stem, terms, whole
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.messages import message_words, words_raised
 from soft_trainer.search.ranking.results import TESTS, SearchResult
 from soft_trainer.search.ranking.texts import SAME_NAME, Frame, files_at, frames, key, locations, place
 from soft_trainer.search.ranking.weakness import is_weak
 from soft_trainer.search.snapshot import Snapshot
+from soft_trainer.source.names import identifier_words
 
 CANDIDATES = 60  # the chunks among which an error message or a key is looked for
 FRAMES = 2  # the frames of a stack trace, or the locations in a failing command's output, that come first
@@ -30,6 +32,7 @@ FAILING_TESTS = 3  # the failing tests whose text is searched for
 MAX_MESSAGE = 60  # words; a longer line is no message
 # Filtering by one of these languages also allows the languages in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
+CLOSE = 10  # the indexed words among which a similar one is chosen
 NEAREST = 0.7  # the least similarity of a misspelt word to the indexed word that is searched for instead
 SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for similar chunks
 
@@ -144,15 +147,13 @@ class View:
         for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1]):
             if len(results) == limit:
                 break
-            part = self._part_of(chunk)
-            commits = votes.commits.get(chunk, ())
-            result = part.snapshot.result(chunk - part.chunks.start, score, part.label, commits)
+            result = self._result(chunk, score, votes.commits.get(chunk, ()))
             same = " ".join(result.text.split()) if result.name else chunk
             if first := results.get(same):  # this is a copy
                 results[same] = replace(first, also_in=(*first.also_in, f"{result.path}:{result.start_line}"))
                 continue
             file = int(self.segments.owners[chunk])
-            weak = is_weak(query, scores, file, result.commits)
+            weak = score < ranking.EXACT_MEMBER and is_weak(query, scores, file, result.commits)
             weak = weak and not self.stands_out(similarity, slice(chunk, chunk + 1))
             results[same] = replace(result, weak=weak)
         return list(results.values())
@@ -169,12 +170,11 @@ class View:
             in the output of tests, higher than all other scores; and the text of the first tests that failed.
         """
         located = locations(text)
-        trace = [] if located else frames(turned)
         found: dict[int, float] = {}
         tests = {}
-        both = [*trace, *located]
+        both = located or frames(turned)
         for frame, files in zip(both, files_at([frame.path for frame in both], self.segments, 2), strict=True):
-            if len(found) == FRAMES and (trace or len(tests) == FAILING_TESTS):
+            if len(found) == FRAMES and (not located or len(tests) == FAILING_TESTS):
                 break
             chunk = self._chunk_of(frame, files[0]) if files else None
             if chunk is None:
@@ -211,6 +211,11 @@ class View:
         """
         asked = place(text)
         (files,) = files_at([asked.path], self.segments, len(asked.path)) if asked else [[]]
+        paths = [
+            f"{self._part_of(int(self.segments.firsts[file])).label}{self.segments.paths[file]}" for file in files
+        ]
+        if asked and "/".join(asked.path) in paths:
+            files = [files[paths.index("/".join(asked.path))]]
         found: dict[int, float] = {}
         for file in files if len(files) <= SAME_NAME else ():
             chunk = self._chunk_of(asked._replace(path=asked.path[-1:]), file)
@@ -262,8 +267,12 @@ class View:
 
     def _text(self, chunk: int) -> str:
         """Returns the text of a chunk without the spaces at its end."""
+        return self._result(chunk).text.rstrip()
+
+    def _result(self, chunk: int, score: float = 0.0, commits: Sequence[int] = ()) -> SearchResult:
+        """Returns a chunk as a search result."""
         part = self._part_of(chunk)
-        return part.snapshot.result(chunk - part.chunks.start).text.rstrip()
+        return part.snapshot.result(chunk - part.chunks.start, score, part.label, commits)
 
     def chunk_at(self, path: str, line: int) -> int:
         """Returns the chunk that contains a line of a file.
@@ -280,10 +289,8 @@ class View:
 
     def query_like(self, chunk: int) -> ranking.Query:
         """Creates a query from a chunk's rare words that also occur in other chunks."""
-        part = self._part_of(chunk)
-        text = part.snapshot.result(chunk - part.chunks.start).text
         counts = Counter()
-        for word in source_words(text.encode()):
+        for word in source_words(self._text(chunk).encode()):
             counts.update(terms(word))
         weights = {}
         for term, count in counts.items():
@@ -293,21 +300,25 @@ class View:
         chosen = sorted(weights, key=lambda term: (-weights[term], term))[:SIMILAR_TERMS]
         return ranking.Query("sentence", (), dict.fromkeys(chosen, 1.0))
 
-    def nearest_terms(self, query: ranking.Query) -> list[str]:
-        """Returns a similar indexed term for each word of a query that the index does not contain.
+    def nearest_words(self, query: ranking.Query) -> list[str]:
+        """Returns a similar indexed word for each word of a query that the index does not contain.
 
-        Of equally similar terms, the one in most chunks is chosen.
+        Of equally similar words, the one in most chunks is chosen.
         """
-        found = []
+        found = {}
         for part in dict.fromkeys(part for word in query.words for part in parts(word)):
-            counts = Counter()
-            for own in self.parts:
-                counts.update(own.snapshot.terms_like(part))
-            near = get_close_matches(part, counts, 5, NEAREST)
-            found += sorted(
-                near, key=lambda term: (round(SequenceMatcher(None, term, part).ratio(), 1), counts[term])
-            )[-1:]
-        return list(dict.fromkeys(found))
+            known = set().union(*(own.snapshot.terms_like(part) for own in self.parts))
+            chosen = []
+            for term in get_close_matches(part, known, CLOSE, NEAREST):
+                chunks = self.segments.postings(term)[0].tolist()
+                if chunks:
+                    chosen.append((round(SequenceMatcher(None, term, part).ratio(), 1), len(chunks), term, chunks[0]))
+            if chosen:
+                *_, term, chunk = max(chosen)
+                words = chain.from_iterable(map(identifier_words, source_words(self._text(chunk).encode())))
+                # The stem of a stem may differ.
+                found[next((word for word in words if stem(word) == term), term)] = None
+        return list(found)
 
     def stands_out(self, similarity: np.ndarray | None, chunks: slice) -> bool:
         """Returns True if one of these chunks is more similar to the query than any chunk is to random letters.

@@ -19,7 +19,6 @@ from soft_trainer import distributed, losses
 from soft_trainer.criterion import Criterion, Targets
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import at_least_float32
-from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.profiles import COSINE_SCALE, is_cross_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array, codes_without_query
@@ -27,6 +26,7 @@ from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
 from soft_trainer.estimators.scores import CrossEncoderEstimator
+from soft_trainer.hub_files import split_revision
 from soft_trainer.options.defaults import check_teacher, teacher_settings
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import check_codes, resolve_loss

@@ -35,7 +35,6 @@ from pathlib import Path
 from datasets import Dataset
 
 from soft_trainer.data.folders import SPLITS, list_files
-from soft_trainer.data.holdout import Division
 from soft_trainer.data.layouts import JUDGED, LAYOUTS, TABLES
 from soft_trainer.data.layouts.tables import row_files
 from soft_trainer.data.load import read_source
@@ -80,7 +79,7 @@ def load_evaluation_sets(
             negatives=None, group=None, shared=len(folders) > 1 or arguments.data_dir is not None
         ),
         needed=(*SPLITS[1:], *JUDGED),
-        division=Division(random=False),
+        division=None,
         check=not arguments.drop_unusable,
         run_corpus=codebase,
         languages=arguments.languages,

@@ -163,7 +163,8 @@ def load_data(
         called `valid-NAME` and `test-NAME`.
 
     Raises:
-        UserError: the rows cannot be read or used for training or evaluation (see `check_split`).
+        UserError: the rows cannot be read or used for training or evaluation (see `check_split`), a split in `needed`
+            is missing, or only some languages have valid or test.
     """
     _choose_language(arguments)
     check_languages(arguments.languages, _reader(arguments, profile))
@@ -174,7 +175,17 @@ def load_data(
     chosen = {}
     for name, splits in sources.items():
         chosen[name] = _chosen(splits, arguments, profile, name if several else arguments.language)
-        _check_needed(chosen[name], needed, name if several else "", sources)
+        if several and {*needed} - {"train"}:
+            for split in SPLITS[1:3]:
+                if split not in chosen[name] and any(split in other for other in sources.values()):
+                    raise UserError(f"{split}: no rows in {name}, but each language is measured separately")
+        found = {*chosen[name]}
+        if found - {"train"}:
+            found.add("codebase")
+        if missing := [split for split in needed if split not in found]:
+            raise UserError(
+                f"no rows of {', '.join(missing)}: set data_dir to a folder, or source_dir or history to a source tree"
+            )
     if arguments.max_train_rows is not None:
         _shorten(chosen, arguments.max_train_rows, shared=several)
     for splits in chosen.values():
@@ -220,27 +231,6 @@ def _chosen(
     if arguments.filters:
         splits = _filtered(splits, arguments.filters)
     return splits
-
-
-def _check_needed(splits: Mapping[str, Split], needed: Sequence[str], language: str, sources: Sources) -> None:
-    """Raises UserError if a split in `needed` is missing, or if only some languages have valid or test.
-
-    Args:
-        splits: the splits of one source or language.
-        language: the language, if there are several, or "".
-        sources: the splits of all sources or languages.
-    """
-    if language and {*needed} - {"train"}:
-        for split in SPLITS[1:3]:
-            if split not in splits and any(split in other for other in sources.values()):
-                raise UserError(f"{split}: no rows in {language}, but each language is measured separately")
-    found = {*splits}
-    if found - {"train"}:
-        found.add("codebase")
-    if missing := [split for split in needed if split not in found]:
-        raise UserError(
-            f"no rows of {', '.join(missing)}: set data_dir to a folder, or source_dir or history to a source tree"
-        )
 
 
 def _shorten(sources: Mapping[str, dict[str, Split]], limit: int, shared: bool) -> None:

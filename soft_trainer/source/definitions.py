@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -106,7 +106,11 @@ def parse_file(source: bytes, language: str, seconds: float = 60.0) -> tuple[Nod
         source = _CONTEXT.sub(lambda found: found[0].translate(BLANKS), source)
     read = partial(_parse, language=language, deadline=deadline)
     root = read(source)
-    root = _with_plain_text(root, source, read, language)
+    if root is not None and root.has_error:
+        plain = without_ampersands(source, language)  # a bare `&` may be all that the grammar cannot parse
+        other = read(plain) if plain != source else None
+        if other is not None and _count_errors(other) < _count_errors(root):
+            root = other
     functions = {*SOURCE_LANGUAGES[language].functions.split(), *_ACCESSORS}
     whole = root is not None and not hides_functions(root, functions)
     if root is not None and not whole and language not in PREPROCESSED:
@@ -114,19 +118,6 @@ def parse_file(source: bytes, language: str, seconds: float = 60.0) -> tuple[Nod
         if mended is not None and _count_names(mended, source, language) > _count_names(root, source, language):
             root = mended
     return root, whole
-
-
-def _with_plain_text(
-    root: Node | None, source: bytes, read: Callable[[bytes], Node | None], language: str
-) -> Node | None:
-    """Parses a file with JSX again, if a bare `&` in its text is all that the grammar cannot parse."""
-    if root is None or not root.has_error:
-        return root
-    plain = without_ampersands(source, language)
-    other = read(plain) if plain != source else None
-    if other is not None and _count_errors(other) < _count_errors(root):
-        return other
-    return root
 
 
 def _count_errors(root: Node) -> int:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from soft_trainer.source.definitions import (
     TEST_MACRO,
-    Definition,
     component_call,
     defining_macro,
     definition_name,
@@ -148,7 +147,11 @@ class FileFunctions:
         end = 0
         lines = set()
         found = list(definitions(root, self.source, self.language))
-        swallowing = _swallowing(found) if self.language in PREPROCESSED else set()
+        swallowing = set()  # nodes that only look like functions, because others or a namespace are inside
+        if self.language in PREPROCESSED:  # one `#if` whose branches open two brackets swallows the rest of the file
+            for definition in found:
+                if definition.kind == "function" or definition.node.type == "namespace_definition":
+                    swallowing.update(outer.node.id for outer in definition.around[-1:] if outer.kind == "function")
         for definition in found:
             node = definition.node
             if (
@@ -362,18 +365,6 @@ def _unescaped(text: str) -> str:
 def _as_lines(text: str) -> list[str]:
     """Returns a text as line comments in Rust."""
     return [f"/// {line.removeprefix(' ')}" for line in text.splitlines()]
-
-
-def _swallowing(found: list[Definition]) -> set[int]:
-    """Returns the ids of nodes that only look like functions in C, because other functions or a namespace are inside.
-
-    One `#if` whose branches open two brackets makes the rest of a file look like a function.
-    """
-    nodes = set()
-    for definition in found:
-        if definition.kind == "function" or definition.node.type == "namespace_definition":
-            nodes.update(outer.node.id for outer in definition.around[-1:] if outer.kind == "function")
-    return nodes
 
 
 def _parameters(source: bytes, node: Node | None) -> str:

@@ -31,9 +31,19 @@ def open_repository(path: str | Path) -> pygit2.Repository:
     """Opens a repository with or without a working tree, whoever owns it.
 
     Raises:
-        UserError: libgit2 cannot read the folder as a repository, or the repository has no commit.
+        UserError: libgit2 cannot read the folder as a repository, one of git's files is not a regular file, or the
+            repository has no commit.
     """
-    _check_regular_files(path)
+    own = git_dir(path)
+    shared = common_dir(path)
+    files = [os.path.join(own, name) for name in ("HEAD", "commondir")]
+    files += [os.path.join(shared, name) for name in ("config", "packed-refs", "shallow")]
+    pointer = os.path.join(path, ".git")
+    if not os.path.isdir(pointer):
+        files.append(pointer)
+    for file in files:  # libgit2 would wait forever for a pipe
+        if os.path.exists(file) and not os.path.isfile(file):
+            raise UserError(f"{file}: not a regular file, so the repository was not read; remove it or clone again")
     before = pygit2.settings.owner_validation
     # The validation protects programs that obey a repository's settings. This package ignores the settings.
     pygit2.settings.owner_validation = False
@@ -53,20 +63,6 @@ def open_repository(path: str | Path) -> pygit2.Repository:
     finally:
         pygit2.settings.owner_validation = before
     return repository
-
-
-def _check_regular_files(path: str | Path) -> None:
-    """Raises UserError if one of git's files is not a regular file. libgit2 would wait forever for a pipe."""
-    own = git_dir(path)
-    shared = common_dir(path)
-    files = [os.path.join(own, name) for name in ("HEAD", "commondir")]
-    files += [os.path.join(shared, name) for name in ("config", "packed-refs", "shallow")]
-    pointer = os.path.join(path, ".git")
-    if not os.path.isdir(pointer):
-        files.append(pointer)
-    for file in files:
-        if os.path.exists(file) and not os.path.isfile(file):
-            raise UserError(f"{file}: not a regular file, so the repository was not read; remove it or clone again")
 
 
 def shallow_ends(path: str | Path) -> str:

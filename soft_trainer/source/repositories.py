@@ -52,7 +52,7 @@ def common_dir(top: str | Path) -> str:
 
 
 def is_linked_worktree(folder: str, top: str = "") -> bool:
-    """Returns True if a folder is a linked worktree of the repository around it, so that it has the same code again.
+    """Returns True if a folder is a linked worktree inside its repository, and so holds a second copy of the code.
 
     Around a bare repository's worktrees there is no code, so they do not count. Neither do submodules.
 

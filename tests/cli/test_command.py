@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from git_repositories import grown
 from refusals import refused
 
 import soft_trainer
@@ -98,7 +97,6 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["frobnicate"], "unknown command 'frobnicate'; --help lists them all"),
         (["--verson"], "unknown option --verson; did you mean '--version'?"),
         (["study", "--confg", "x"], "unknown option --confg; did you mean '--config'?"),
-        (["study"], "the following arguments are required: --config"),
         (["study", "--config", "x", "--set", "seed"], "set seed: expected OPTION=VALUE"),
         (["mine", "x", "--languag=go"], "unknown option --languag; did you mean '--language'?"),
         (["mine", "/nowhere", "--language", "go", "--output_dir", "x"], "/nowhere: no such folder"),
@@ -106,14 +104,11 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["push", "x", "user/name", "--repo_type", "disk"], "argument --repo_type: invalid choice: 'disk'"),
         (["compare", "a", "b", "--number", "ten"], "argument --number: invalid int value: 'ten'"),
         (["compare", "/nowhere", "/nowhere"], "/nowhere: no such folder or file"),
-        (["compare", "--", "--a", "--b"], "--a: no such folder or file"),
-        (["report", "/nowhere"], "/nowhere: no such folder"),
         (["train", "--langauge", "go"], "unknown option --langauge; did you mean 'language'?"),
         (["study", "--config", "quickstart"], f"{RECIPES / 'quickstart.yaml'}: not a study, because it has no runs"),
         (["push", "/nowhere", "user/name"], "/nowhere: no such folder"),
         (["train", "quickstart"], "unexpected 'quickstart': write options as --NAME VALUE"),
         (["evaluate", "m", "--data-dir", "x"], "unknown option --data-dir; did you mean '--data_dir'?"),
-        (["evaluate", "m", "--lexical", "maybe"], "argument --lexical: "),
         (["evaluate", "--model", "m"], "--model: give the value without the name of the option; see --help"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
@@ -184,10 +179,3 @@ def test_a_run_writes_flat_numbers_and_its_record(script, data_dir, tmp_path):
         assert evaluated[f"{name}_untrained_recall@5"] == systems["untrained"]["recall@5"]
         assert evaluated[f"{name}_lexical_pool_size"] == systems["lexical"]["pool_size"] == 24
     assert len(evaluated) == sum(len(each) for systems in record["results"].values() for each in systems.values())
-
-
-def test_mining_a_history_finds_its_language(tmp_path, capsys):
-    repository = grown(tmp_path / "tree")
-    run_command(["mine", "--history", str(repository.path), "--output_dir", str(tmp_path / "rows")])
-    assert capsys.readouterr().out.startswith("language: python, the most common one\n")
-    assert (tmp_path / "rows" / "relevance.jsonl.gz").is_file()

@@ -13,7 +13,6 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 
 from soft_trainer.options.parse import as_argv
@@ -147,35 +146,6 @@ def test_the_quickstart_trains_and_its_encoder_finds_functions(quickstart, insta
 
 def _python_blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/training.md").read_text(), re.MULTILINE | re.DOTALL)
-
-
-def test_an_encoder_is_measured_and_reported(quickstart, installed):
-    keep = ["--keep", "short_functions", "magic_methods", "constructors"]  # as in the recipe
-    installed.run("soft-trainer", "mine", "stdlib", "--language", "python", "--output_dir", "rows", *keep)
-    words = ["soft-trainer", "evaluate", "outputs/quickstart", "--data_dir", "rows"]
-    printed = installed.run(*words, "--lexical", "false", "--output_dir", "measured").stdout
-    numbers = json.loads((installed.folder / "measured/all_results.json").read_text())
-    trained = json.loads((quickstart / "all_results.json").read_text())
-    assert numbers["test_mrr"] == trained["test_mrr"] and f"{trained['test_mrr']:.3f}" in printed
-    reported = installed.run("soft-trainer", "report", "outputs", "--output_dir", "report")
-    assert "loss soft_info_nce" in reported.stdout and (installed.folder / "report/report.md").is_file()
-    words = ["compare", "outputs/quickstart", "measured"]
-    assert "A - B: MRR +0.0000" in installed.run("soft-trainer", *words).stdout
-
-
-def test_a_study_runs_its_cells_without_a_checkout(installed, data_dir):
-    study = {
-        "output_dir": "outputs/study",
-        "seeds": [1],
-        "runs": {"info_nce": {"loss": "info_nce"}, "soft_info_nce": {"loss": "soft_info_nce"}},
-        "options": SMALL | HERE | {"language": "python", "data_dir": str(data_dir), "lexical": False},
-    }
-    (installed.folder / "study.yaml").write_text(yaml.safe_dump(study))
-    printed = installed.run("soft-trainer", "study", "--config", "study.yaml").stderr
-    assert printed.count("| done") == 2
-    for loss in ("info_nce", "soft_info_nce"):
-        record = json.loads((installed.folder / "outputs/study" / loss / "1" / "run.json").read_text())
-        assert record["loss"]["loss"] == loss and record["training"]["steps"] == 2
 
 
 # ---- Without extras ----

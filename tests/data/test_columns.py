@@ -50,13 +50,6 @@ def test_a_named_column_is_the_id(answers):
         load_rows(frame, id_column="number")
 
 
-def test_an_id_in_a_table_keeps_its_zeros(tmp_path):
-    lines = [f"q{number},c{number},{number:03}" for number in range(20)]
-    (tmp_path / "rows.csv").write_text("\n".join(["query,code,number", *lines]))
-    splits = load_rows(tmp_path / "rows.csv", id_column="number")
-    assert {*splits["train"].corpus["url"]} < {f"{number:03}" for number in range(20)}
-
-
 @pytest.mark.parametrize("first", [2**63, 2**64 + 5, -(2**63) - 40, 10**30])
 @pytest.mark.parametrize("form", ["list", "jsonl", "frame", "mixed"])
 def test_ids_of_any_size_are_read(tmp_path, first, form):
@@ -105,12 +98,9 @@ def test_a_split_describes_its_content(answers):
 
 
 def test_python_s_rows_say_what_their_columns_were_called():
-    rows = pd.DataFrame({"ask": ["a", "b"], "reply": ["x", "y"], "key": ["1", "2"]})
-    split = training_split(rows, "train_dataset", ColumnNames("ask", "reply", "key"))
+    rows = pd.DataFrame({"ask": ["a", "b"], "reply": ["x", "y"], "key": ["1", "2"], "bad": [["y"], ["z"]]})
+    split = training_split(rows, "train_dataset", ColumnNames("ask", "reply", "key", negatives="bad"))
     assert "queries: docstring ('ask'), url ('key')" in repr(split)
-    assert "corpus: code ('reply'), url ('key')" in repr(split)
-    rows["bad"] = [["y"], ["z"]]
-    split = training_split(rows, "train_dataset", ColumnNames("ask", "reply", negatives="bad"))
     assert split.judgments.negatives.nnz == 2 and split.corpus["code"][:] == ["x", "y", "z"]
 
 
@@ -181,7 +171,6 @@ def test_a_code_that_two_positives_name_is_ranked_once():
 LISTS = [
     ({"query": "a", "code": ["x", "y"]}, {}, "column 'code' contains lists of text"),
     ({"query": ["a", "b"], "code": "x"}, {}, "column 'query' contains lists of text"),
-    ({"docstring": ["a", "b"], "code": "x"}, {}, "column 'docstring' contains lists of text"),
     (
         {"query": "a", "lines": ["x", "y"]},
         {"query_column": "query", "code_column": "lines"},
@@ -189,8 +178,6 @@ LISTS = [
     ),
     ({"query": "a", "pos": []}, {}, "row 1: column 'pos' is missing or empty"),
     ({"query": "a", "pos": ["x", None]}, {}, "row 1: column 'pos' contains ['x', None]; expected text"),
-    ({"query": "a", "pos": [1, 2]}, {}, "row 1: column 'pos' contains [1, 2]; expected text"),
-    ({"query": "a", "pos": "x", "neg": [{"text": "y"}]}, {}, "row 1: a column of negatives contains [{"),
 ]
 
 
@@ -206,14 +193,6 @@ def test_lists_of_tokens_stay_tokens():
     assert split.corpus["code_tokens"][:] == [["x", "+", "y"]] and len(split.judgments) == 1
     split = training_split([{"q": "a", "my_tokens": ["x", "y z"]}], "rows", ColumnNames("q", "my_tokens"))
     assert split.corpus["code_tokens"][:] == [["x", "y z"]]
-
-
-@pytest.mark.parametrize("usual", [True, False])
-def test_negatives_beside_the_columns_of_codesearchnet_are_read_from_any_of_their_columns(tmp_path, usual):
-    row = {"docstring": "adds", "code": "x + y", "negatives" if usual else "neg": ["x - y"]}
-    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
-    split = read_source(tmp_path, Context(needed=("train",)))["train"]
-    assert split.corpus["code"][:] == ["x + y", "x - y"] and split.judgments.negatives.nnz == 1
 
 
 # ---- Unused columns ----

@@ -24,13 +24,6 @@ def test_a_column_without_values_is_named(column):
         training_split(rows)
 
 
-def test_recognised_columns_get_the_names_of_codesearchnet():
-    rows = Dataset.from_dict({"anchor": ["a", "b"], "positive": ["x", "y"], "url": ["page", "page"]})
-    split = training_split(rows)
-    assert split.to_pairs().column_names == ["docstring", "url", "code"]
-    assert (split.judgments.relevant.toarray() == np.eye(2)).all()
-
-
 def test_the_splits_of_a_source_are_not_sources():
     splits = load_rows(ROWS)
     with refused("train_dataset: the dict has the splits train, valid, test; pass only the training rows"):

@@ -11,7 +11,6 @@ from sentence_transformers.util import mine_hard_negatives
 
 from soft_trainer.data.column_names import CODES
 from soft_trainer.data.columns import known_columns, row_texts
-from soft_trainer.data.holdout import Division
 from soft_trainer.data.load import read_source, training_split
 from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
@@ -175,7 +174,7 @@ def test_mined_rows_load_with_the_same_numbers_or_are_refused(rows, scorer, colu
 
 def load_whole(path) -> Split:
     """Loads a file without dividing it."""
-    return read_source(path, Context(needed=("train",), division=Division(random=False)))["train"]
+    return read_source(path, Context(needed=("train",), division=None))["train"]
 
 
 def test_pushed_rows_load_with_the_same_scores(tmp_path):
@@ -183,5 +182,6 @@ def test_pushed_rows_load_with_the_same_scores(tmp_path):
     split = training_split([TRIPLE | of_row for of_row in given])
     write_data(pushed_tables({"train": split}), DataArguments(data_dir="rows"), tmp_path)
     assert scores_of(load_whole(tmp_path)) == scores_of(split)
-    assert "| scores " in (tmp_path / "README.md").read_text()
+    card = (tmp_path / "README.md").read_text()
+    assert "| scores " in card and "| negatives " in card
     assert load_dataset("json", data_files=str(tmp_path / "train.jsonl.gz"), split="train")[0]["scores"] == [3, 2, 0.5]

@@ -5,7 +5,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 
 from soft_trainer.data.load import training_split
@@ -56,21 +55,6 @@ def test_negatives_that_are_no_codes_are_named_with_their_row(names):
         training_split(rows)
 
 
-def test_codes_answer_the_queries_with_their_url():
-    queries = Dataset.from_list([{"docstring": "x", "url": "b"}, {"docstring": "y", "url": "c"}])
-    corpus = Dataset.from_list([{"code": "1", "url": "c"}, {"code": "2", "url": "a"}, {"code": "3", "url": "b"}])
-    assert Split.from_urls(queries, corpus).judgments.relevant.toarray().tolist() == [[0, 0, 1], [1, 0, 0]]
-
-
-def test_grades_of_zero_are_wrong():
-    queries = Dataset.from_list([{"docstring": "x"}, {"docstring": "y"}])
-    corpus = Dataset.from_list([{"code": "1"}, {"code": "2"}, {"code": "3"}])
-    split = Split.from_grades(queries, corpus, [(0, 2), (0, 1), (1, 0)], [2, 0, 1], gain="exponential")
-    assert split.judgments.relevant.toarray().tolist() == [[0, 0, 2], [1, 0, 0]]
-    assert split.judgments.negatives.nonzero()[1].tolist() == [1]
-    assert split.judgments.pairs().tolist() == [[0, 2], [1, 0]]
-
-
 def test_equal_texts_have_equal_answers():
     generator = np.random.default_rng(0)
     query_texts = generator.integers(12, size=40).astype(np.uint64)
@@ -110,20 +94,3 @@ def test_many_rows_with_one_id_take_little_memory():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 200e6
-
-
-def test_versions_of_a_code_are_relevant_like_their_judgments():
-    generator = np.random.default_rng(0)
-    ids = [f"u{n}" for n in generator.integers(9, size=40)]
-    rows = Dataset.from_dict({"docstring": ["q"] * 40, "code": ["c"] * 40, "url": ids})
-    judgments = Split.from_pairs(rows).judgments
-    texts = [generator.integers(25, size=40) for _ in range(2)]
-    by_id = RelevantCodes(judgments.stored, *texts)
-    expected = RelevantCodes(judgments.relevant, *texts)
-    queries = np.arange(40)
-    assert by_id.ids_of_texts is not None
-    assert torch.equal(by_id.among(queries, queries), expected.among(queries, queries))
-    pairs = [sorted(zip(*map(np.ndarray.tolist, each.everywhere(queries)), strict=True)) for each in (by_id, expected)]
-    assert pairs[0] == pairs[1]
-    codes = generator.integers(40, size=(40, 5))
-    assert (by_id.contain(queries, codes) == expected.contain(queries, codes)).all()

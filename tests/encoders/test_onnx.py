@@ -7,6 +7,7 @@ import torch
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
+from soft_trainer.encoders import onnx
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
@@ -78,6 +79,20 @@ def test_weights_of_8_bits_are_near(encoder_of, tmp_path):
     exact = load_encoder(folder, device="cpu").encode_codes(TEXTS)
     near = load_encoder(folder, backend="int8").encode_codes(TEXTS)
     assert not torch.equal(exact, near) and torch.cosine_similarity(exact, near).min() > 0.9
+
+
+def test_weights_of_8_bits_that_a_processor_computes_wrongly_are_refused(encoder_of, tmp_path, monkeypatch):
+    folder = export(encoder_of(EXPORTED["mean, cosine"]), tmp_path)
+    export_onnx(folder, int8=True)
+    monkeypatch.setattr(onnx, "LEAST_COSINE", 1.1)
+    assert load_encoder(folder, backend="int8")  # this processor has passed
+    monkeypatch.setattr(onnx, "_processor", lambda: "another")
+    with refused("on this processor, the mean cosine with embeddings of float32 weights is only", "use float32"):
+        load_encoder(folder, backend="int8")
+    with refused("float32 weights is only", "use float32"):
+        export_onnx(folder, int8=True)
+    (file,) = export_onnx(folder)
+    assert file.name == "model.onnx" and [*folder.glob("onnx/*.onnx")] == [file]
 
 
 def test_an_export_removes_the_older_one_of_8_bits(encoder_of, tmp_path):

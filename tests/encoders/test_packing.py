@@ -29,7 +29,7 @@ from soft_trainer.encoders.encoding import (
 from soft_trainer.encoders.packing import PACKED, Passes, encode_packed, first_position, pack
 from soft_trainer.encoders.passes import LARGEST_COMPARED, decide_passes
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static import static_model
+from soft_trainer.encoders.static_torch import static_model
 from soft_trainer.options.model import ModelArguments
 
 CPU = torch.device("cpu")

@@ -51,20 +51,6 @@ def test_pytrec_eval_computes_the_same_metrics_from_the_files(tmp_path, ids):
     assert [found[name] for name in ("recip_rank", "map", "ndcg_cut_10")] == pytest.approx(expected, abs=1e-6)
 
 
-def test_queries_of_a_beir_folder_keep_their_ids(tmp_path):
-    folder = tmp_path / "beir"
-    (folder / "qrels").mkdir(parents=True)
-    for name, letter in (("corpus", "d"), ("queries", "q")):
-        rows = [json.dumps({"_id": f"{letter}{n}", "text": f"text {n}"}) + "\n" for n in range(3)]
-        (folder / f"{name}.jsonl").write_text("".join(rows))
-    (folder / "qrels" / "test.tsv").write_text("q1\td0\t1\nq2\td2\t1\n")
-    split = load_rows(folder)["test"]
-    assert split.unranked() is None
-    output = rank_corpus(torch.eye(3)[1:], torch.eye(3), split, EncoderProfile(), ())
-    output.write_run_file(tmp_path / "run", split)
-    assert (tmp_path / "run.qrels").read_text() == "q1 0 d0 1\nq2 0 d2 1\n"
-
-
 def test_queries_whose_documents_are_all_absent_are_counted_and_neither_measured_nor_judged(tmp_path, capsys):
     (tmp_path / "qrels").mkdir()
     for name in ("corpus", "queries"):
@@ -79,11 +65,7 @@ def test_queries_whose_documents_are_all_absent_are_counted_and_neither_measured
     output = rank_corpus(queries, torch.eye(4), split, EncoderProfile(), (), top_k=4)
     output.write_run_file(tmp_path / "run", split)
     assert evaluated(tmp_path / "run")["recip_rank"] == pytest.approx(output.metrics["mrr"]) == 0.75
-    # With the published judgments of these queries, pytrec_eval agrees; a program that has all four counts two zeros.
-    judged = {query: {code: 1 for name, code in published if name == query} for query in ("q0", "q1")}
-    with open(tmp_path / "run") as run:
-        by_query = pytrec_eval.RelevanceEvaluator(judged, {"recip_rank"}).evaluate(pytrec_eval.parse_run(run))
-    assert np.mean([values["recip_rank"] for values in by_query.values()]) == 0.75
+    assert (tmp_path / "run.qrels").read_text() == "q0 0 c0 1\nq1 0 c2 1\n"
 
 
 def test_ties_are_counted_and_a_short_list_is_reported(tmp_path):

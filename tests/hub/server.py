@@ -109,7 +109,7 @@ class Hub(BaseHTTPRequestHandler):
         if self.command == "PUT" and strikes("cut_upload"):
             self.rfile.read(int(self.headers["Content-Length"]) // 2)
             return self.cut()
-        self.body = self.read_body()
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             self.check_token()
             for method, pattern, handler in ROUTES:
@@ -129,21 +129,8 @@ class Hub(BaseHTTPRequestHandler):
         self.close_connection = True
         self.connection.close()
 
-    def read_body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        parts = []
-        while size := int(self.rfile.readline(), 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
-
     def json(self) -> dict:
         return json.loads(self.body or b"{}")
-
-    def form(self) -> dict[str, list[str]]:
-        return parse_qs(self.body.decode())
 
     def answer(self, value, status: int = 200, headers: dict[str, str] | None = None):
         content = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -295,13 +282,6 @@ class Hub(BaseHTTPRequestHandler):
         entries += [described(path, content) for path, content in inside.items()]
         self.answer([entry for entry in entries if recursive or "/" not in entry["path"][len(prefix) :]])
 
-    def paths_info(self, kind, id, revision):
-        files = self.repo(kind, id).files(revision)
-        wanted = self.form()["paths"]
-        folders = [path for path in wanted if any(name.startswith(f"{path}/") for name in files)]
-        entries = [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders]
-        self.answer([*entries, *(described(path, files[path]) for path in wanted if path in files)])
-
     def commits(self, kind, id, revision):
         repo = self.repo(kind, id)
         listing, sha = [], repo.resolve(revision)
@@ -368,7 +348,6 @@ ROUTES = [
     ("POST", rf"/api/{REPO}/commit/(?P<revision>.+)", Hub.commit),
     ("POST", rf"/api/{REPO}/branch/(?P<name>.+)", Hub.branch),
     ("GET", rf"/api/{REPO}/tree/{REVISION}(?:/(?P<folder>.+))?", Hub.tree),
-    ("POST", rf"/api/{REPO}/paths-info/{REVISION}", Hub.paths_info),
     ("GET", rf"/api/{REPO}/commits/(?P<revision>.+)", Hub.commits),
     ("GET", rf"/api/{REPO}(?:/revision/(?P<revision>.+))?", Hub.info),
     ("POST", rf"{FILES}\.git/info/lfs/objects/batch", Hub.batch),

@@ -1,8 +1,6 @@
 """A run's rows are written, pushed and read again as a data set."""
 
 import json
-import shutil
-from pathlib import Path
 
 import datasets
 import pytest
@@ -11,7 +9,6 @@ from refusals import refused
 from server import READ_TOKEN, WRITE_TOKEN
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data.folders import SPLITS
 from soft_trainer.data.layouts.codesearchnet import load_folder, load_hub
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.hub.dataset import pushed_tables, write_data
@@ -32,13 +29,6 @@ def same_rows(left, right) -> bool:
     return {split: rows.to_list() for split, rows in left.items()} == {s: rows.to_list() for s, rows in right.items()}
 
 
-def test_what_is_written_is_read_again(arguments, data_dir, tmp_path):
-    data = load_folder(data_dir)
-    assert same_rows(load_folder(write_data(data, arguments, tmp_path / "rows")), data)
-    first = (tmp_path / "rows/train.jsonl.gz").read_bytes()
-    assert (write_data(data, arguments, tmp_path / "again") / "train.jsonl.gz").read_bytes() == first
-
-
 @pytest.mark.slow
 def test_splits_of_an_earlier_push_are_deleted_and_nothing_else(here, arguments, data_dir, tmp_path):
     data, folder = load_folder(data_dir), tmp_path / "pushed_rows"
@@ -56,23 +46,6 @@ def test_splits_of_an_earlier_push_are_deleted_and_nothing_else(here, arguments,
     write_data(datasets.DatasetDict(train=data["train"]), arguments, other)
     Repository(REPO, WRITE_TOKEN, repo_type="dataset").push(other)
     assert list(load_hub(REPO, "python")) == ["train", "test", "codebase"]
-
-
-def test_negatives_of_a_row_are_pushed_and_read_again(here, arguments, data_dir, tmp_path):
-    folder = Path(shutil.copytree(data_dir, tmp_path / "rows"))
-    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    for row in rows[1:3]:
-        row["negatives"] = [rows[0]["url"], "def wrong(): pass"]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    written = write_data(load_folder(folder), arguments, tmp_path / "written")
-    Repository(REPO, WRITE_TOKEN, repo_type="dataset").push(written)
-    assert "| negatives " in (written / "README.md").read_text()
-    loaded = load_hub(REPO, "python")
-    assert loaded["train"]["negatives"][1:4] == [rows[1]["negatives"], rows[1]["negatives"], None]
-    assert "negatives" not in loaded["test"].column_names
-    theirs = datasets.load_dataset(str(written))
-    assert theirs["train"][2]["negatives"] == rows[2]["negatives"]
-    assert theirs["codebase"]["negatives"][:] == [None] * 24
 
 
 def test_the_card_describes_the_rows(arguments, data_dir, tmp_path):
@@ -106,17 +79,6 @@ def test_a_data_set_of_ours_by_name_is_read_with_a_token(here, arguments, data_d
     assert named.rows_name == REPO
     with refused("ann/rows: train has no rows in go, only in python"):
         load_hub(REPO, "go")
-
-
-def test_rows_of_one_language_out_of_several(here, data_dir, tmp_path):
-    folder = Path(shutil.copytree(data_dir, tmp_path / "rows"))
-    for split in SPLITS:
-        rows = [json.loads(line) for line in (folder / f"{split}.jsonl").read_text().splitlines()]
-        rows[0]["language"] = "go"
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Repository(REPO, WRITE_TOKEN, repo_type="dataset").push(folder)
-    assert {split: len(rows) for split, rows in load_hub(REPO, "go").items()} == dict.fromkeys(SPLITS, 1)
-    assert len(load_hub(REPO, "python")["train"]) == 15
 
 
 @pytest.mark.slow

@@ -169,13 +169,6 @@ def test_card_before_training_has_no_results_and_data_flow_is_said_to_be_ours_al
     assert "data flow" in body and 'language="python"' in body
 
 
-def test_card_is_valid_for_the_client_and_the_hub(here, encoder_of, record, tmp_path):
-    folder = exported(encoder_of(PROFILES_IN_CARDS["cls"]), tmp_path / "encoder")
-    card = ModelCard.load(write_model_card(folder, record))
-    here.request("POST", "/api/validate-yaml", {"repoType": "model", "content": str(card)})
-    assert card.data.eval_results[0].metric_value == 0.7123
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "names", [None, ("test",), ("valid",), ("dev-1",), ("test", "valid"), ("eval", "web queries")]

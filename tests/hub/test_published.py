@@ -1,19 +1,16 @@
 """CodeSearchNet is read from the Hub in each of the forms in which the Hub has served it."""
 
-import json
 from pathlib import Path
 
 import pytest
 from codesearchnet import NAME, ON_BRANCH, ON_MAIN, SCRIPT, card, parquet_files, publish
 from refusals import refused
-from server import WRITE_TOKEN
 
+from soft_trainer import hub_files
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.layouts.codesearchnet import load_hub
 from soft_trainer.data.layouts.published import PARQUET_BRANCH, load_published
 from soft_trainer.data.load import load_rows
-from soft_trainer.encoders import hub_files
-from soft_trainer.encoders.loading import load_encoder
 
 
 @pytest.fixture
@@ -73,21 +70,6 @@ def test_every_failure_is_one_line_that_names_data_dir(here, files, words):
         publish(here.url, files)
     with refused(f"{NAME} (ruby) cannot be read from the Hub", words, "data_dir"):
         load_published(NAME, "ruby")
-
-
-@pytest.mark.slow
-def test_language_ruby_from_the_download_to_the_saved_encoder(here, parts, tmp_path):
-    publish(here.url, SCRIPT)
-    publish(here.url, parquet_files(parts, ON_BRANCH, "ruby"), PARQUET_BRANCH)
-    options = {"num_train_epochs": 1, "save_strategy": "no"}
-    run = here.train(WRITE_TOKEN, language="ruby", output_dir=tmp_path / "out", **options)
-    assert run.returncode == 0 and "allow_patterns" not in run.stderr, run.stderr
-    record = json.loads((tmp_path / "out/run.json").read_text())
-    assert record["dataset"] == NAME and record["languages"] == ["ruby"]
-    assert record["results"]["test"]["trained"]["pool_size"] == 8
-    text = (tmp_path / "out/README.md").read_text()
-    assert f"datasets:\n- {NAME}\n" in text and "finds functions (ruby)" in text
-    assert load_encoder(tmp_path / "out", device="cpu").encode_queries(["sort a list"]).shape == (1, 32)
 
 
 def test_no_hub_is_one_line_of_the_command(here, monkeypatch, tmp_path):

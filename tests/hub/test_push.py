@@ -291,12 +291,6 @@ def test_may_push_to_what_the_token_may_write(here):
         Repository(repo, token).check()
 
 
-def test_hub_out_of_reach(here):
-    here.stop()
-    with refused(f"cannot push to {REPO}: ConnectError"):
-        Repository(REPO, WRITE_TOKEN).check()
-
-
 # ---- Faults while pushing ----
 
 
@@ -314,6 +308,8 @@ def test_passing_faults_are_overcome(here, folder, fault):
 def test_lasting_fault_names_the_command_that_pushes_later(here, folder, fault):
     if fault == "down":
         here.stop()
+        with refused(f"cannot push to {REPO}: ConnectError"):
+            Repository(REPO, WRITE_TOKEN).check()
     else:
         here.fault(**{fault: -1})
     with pytest.raises(UserError) as failure:
@@ -339,22 +335,26 @@ def test_a_folder_that_cannot_be_pushed_is_refused_before_the_commit(here, folde
 
 
 @pytest.mark.slow
-def test_command_line_pushes_and_names_the_encoder_and_its_branch_in_its_card(here, folder, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("snippets", "old", "words"),
+    [
+        ('load_encoder("out/1")\nSentenceTransformer("out/1")\n', "out/1", []),
+        ('load_encoder("a/b", trust_remote_code=True)\nSentenceTransformer("a/b", truncate_dim=64)\n', "a/b", []),
+        (
+            'load_encoder("a/b", revision="v1")\nfrom_pretrained("a/b", revision="v1", a=1)\n',
+            "a/b",
+            ["--revision", "v2"],
+        ),
+    ],
+)
+def test_the_command_names_the_encoder_and_its_branch_in_its_card(
+    here, folder, monkeypatch, capsys, snippets, old, words
+):
     monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
-    snippets = f'load_encoder("{folder}")\nSentenceTransformer("{folder}")\n'
     (folder / "README.md").write_text(CARD + snippets)
-    assert run_command(["push", str(folder), REPO]) == 0
+    assert run_command(["push", str(folder), REPO, *words]) == 0
     assert "/ann/encoder/commit/" in capsys.readouterr().out
-    card = HfApi().hf_hub_download(REPO, "README.md", cache_dir=folder / ".cache")
-    assert Path(card).read_text() == CARD + snippets.replace(str(folder), REPO)
-    snippets = 'load_encoder("lab/old", trust_remote_code=True)\nSentenceTransformer("lab/old", truncate_dim=64)\n'
-    (folder / "README.md").write_text(CARD + snippets)
-    assert run_command(["push", str(folder), REPO]) == 0
-    assert (folder / "README.md").read_text() == CARD + snippets.replace("lab/old", REPO)
-    snippets = 'load_encoder("lab/old", revision="v1")\nAutoModel.from_pretrained("lab/old", revision="v1", a=True)\n'
-    (folder / "README.md").write_text(CARD + snippets)
-    assert run_command(["push", str(folder), REPO, "--revision", "v2"]) == 0
-    assert (folder / "README.md").read_text() == CARD + snippets.replace("lab/old", REPO).replace("v1", "v2")
+    assert (folder / "README.md").read_text() == CARD + snippets.replace(old, REPO).replace("v1", "v2")
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ KINDS = [
     ("config.json", "model.safetensors"),
     ("adapter_config.json", "adapter_model.safetensors"),
     ("adapter/adapter_config.json", "adapter/adapter_model.safetensors"),
-    ("config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
     ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "vocab.txt", "spiece.model"),
     (
         "modules.json",
@@ -29,16 +28,16 @@ KINDS = [
 ]
 
 
-def files_of(repo: str, repo_type: str = "model") -> dict[str, str]:
+def files_of(repo: str) -> dict[str, str]:
     """Returns the hash of each file in a repository, except `.gitattributes`."""
-    tree = HfApi(token=WRITE_TOKEN).list_repo_tree(repo, recursive=True, repo_type=repo_type)
+    tree = HfApi(token=WRITE_TOKEN).list_repo_tree(repo, recursive=True)
     return {each.path: each.blob_id for each in tree if hasattr(each, "blob_id") and each.path != ".gitattributes"}
 
 
 def make_folder(folder: Path, draw) -> Path:
     """Writes a random choice of an encoder's files, with random content, and a card."""
     names = {"README.md", *draw.choice((KINDS[0], KINDS[1], (*KINDS[0], *KINDS[2])))}
-    for kind in KINDS[4:]:
+    for kind in KINDS[3:]:
         names.update(draw.sample(kind, draw.randint(0, len(kind))))
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -142,11 +142,8 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path):
     "token, options, says",
     [
         (None, PUSH, "no token"),
-        ("hf_wrong", PUSH, "token is invalid"),
-        (WRITE_TOKEN, PUSH | {"hub_model_id": "bob/tiny"}, "not allowed to write"),
         (WRITE_TOKEN, PUSH | {"hub_model_id": "tiny"}, "expected USER/NAME"),
         (WRITE_TOKEN, ROWS | {"push_data_to_hub": "bob/rows"}, "not allowed to write"),
-        (WRITE_TOKEN, ROWS | {"push_data_to_hub": "rows"}, "push_data_to_hub='rows': expected USER/NAME"),
         (WRITE_TOKEN, ROWS | {"source_dir": None}, "set source_dir, history or data_dir"),
     ],
 )

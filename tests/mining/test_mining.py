@@ -20,10 +20,10 @@ from sentence_transformers.util import cos_sim
 
 from soft_trainer import load_encoder, load_rows
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.encoders.packaged import located
 from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import package_names
 from soft_trainer.mining.tree import each_in_order, mine, mine_to, mining_table, tree_language
+from soft_trainer.packaged import located
 from soft_trainer.shares import assign_splits
 
 
@@ -176,16 +176,6 @@ def test_files_with_syntax_errors_are_counted_and_named(tmp_path):
     assert mined.files == {"mined": 1, "mined in part": 11} and mined.functions == {"kept as pairs": 12}
     assert all(row["func_name"].startswith("A.") for row in mined.rows["codebase"])
     assert mining_table(mined).endswith("syntax errors: " + ", ".join(mined.broken[:10]) + " and 1 more")
-
-
-def test_encoded_files_are_mined(tmp_path):
-    tree = python_tree(tmp_path / "tree")
-    source = (tree / "package1/code.py").read_text().replace("first1", "encoded1").replace("a[1]", "a['é']")
-    (tree / "package1/marked.py").write_text(source, "utf-16")
-    (tree / "package1/named.py").write_text("# coding: latin-1\n" + source.replace("encoded1", "named1"), "latin-1")
-    mined = mine(tree, "python", num_workers=1)
-    codes = [row["code"] for row in mined.rows["train"] + mined.rows["codebase"]]
-    assert mined.files == {"mined": 14} and any("encoded1" in code and "é" in code for code in codes)
 
 
 def test_linked_worktrees_are_skipped_and_counted(tmp_path, monkeypatch):

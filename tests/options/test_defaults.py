@@ -23,7 +23,6 @@ from soft_trainer import (
     load_encoder,
 )
 from soft_trainer.encoders.distilling import distil_static
-from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.estimators.registry import estimator_of_run
@@ -33,6 +32,7 @@ from soft_trainer.options.defaults import METHODS, SCHEDULE, SCHEDULES, apply_de
 from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.options.recipes import RECIPES, read_recipe
+from soft_trainer.packaged import BASE
 from soft_trainer.run.preflight import warn_of_another_teacher
 from soft_trainer.run.reporting import banner
 from soft_trainer.shell.building import build_encoder

@@ -68,7 +68,8 @@ def test_short_names_stand_for_long_ones(recipe):
         assert (model.model_name_or_path, training.num_train_epochs) == ("here", 3)
         assert (training.learning_rate, training.per_device_train_batch_size) == (1, 7)
         assert {"model_name_or_path", "num_train_epochs"} <= model.named
-    assert "--num_train_epochs VALUE, --epochs VALUE" in short_help((TrainingOptions,)).format_help()
+    help_text = short_help((TrainingOptions,)).format_help()
+    assert re.search(r"--num_train_epochs(?: VALUE)?, --epochs VALUE", help_text)  # Python 3.13 shows one VALUE
 
 
 # ---- Recipes ----

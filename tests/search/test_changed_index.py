@@ -46,6 +46,11 @@ class Tree:
     def files(self):
         return sorted(path for path in self.folder.rglob("*.py"))
 
+    def line(self, path):
+        """Returns a random line of a file."""
+        lines = path.read_text(errors="replace").split("\n")
+        return self.random.choice([line for line in lines if len(line) > 20] or ["a line"])
+
     def change(self):
         """Makes one small change. Returns the changed file and its neighbours."""
         self.number += 1
@@ -103,8 +108,7 @@ def names_in(index, files, tree):
     names = []
     lines = []
     for file in files:
-        text = file.read_text(errors="replace")
-        lines.append(tree.random.choice([line for line in text.split("\n") if len(line) > 20] or ["a line"]))
+        lines.append(tree.line(file))
         found = index.search(file.stem, 1000, path=str(file.relative_to(tree.folder)))
         names += sorted({result.name for result in found if result.name})
     return tree.random.sample(names, min(len(names), 8)), lines
@@ -207,9 +211,8 @@ def test_an_agent_gets_the_answers_of_a_fresh_index_right_after_each_change(tmp_
         async with mcp.Client(tool_server(ServedIndex(Search([index])))) as client:
             for number in range(20):
                 near = tree.change()
-                names, lines = [f"added_{tree.number}", f"Added{tree.number}"], near[0].read_text().split("\n")
-                line = tree.random.choice([line for line in lines if len(line) > 20] or ["a line"])
-                calls = [("search", {"query": query}) for query in [*names, line]]
+                queries = [f"added_{tree.number}", f"Added{tree.number}", tree.line(near[0])]
+                calls = [("search", {"query": query}) for query in queries]
                 calls += [("read", {"path": str(path.relative_to(tree.folder))}) for path in near]
                 tree.random.shuffle(calls)
                 answers = [bare(await client.call_tool(*call)) for call in calls]

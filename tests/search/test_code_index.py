@@ -64,7 +64,9 @@ def test_scores_fall_and_neither_a_file_nor_a_test_comes_too_early(index):
         ("date cart", {"path": "src/**"}, {"src/shop/cart.py", "src/shop/dates.py"}),
         ("date cart server", {"path": "*.go"}, {"src/server.go"}),
         ("port", {"language": "go"}, {"src/server.go"}),
-        ("port", {"language": "", "path": ""}, {"src/server.go"}),
+        ("port", {"language": "", "path": "", "tests": ""}, {"src/server.go"}),
+        ("cart price", {"tests": "only"}, {"tests/test_cart.py"}),
+        ("cart price", {"tests": "no"}, {"src/shop/cart.py"}),
         ("parse_date", {"name": "", "path": "src/shop/dates.py"}, {"parse_date", "format_date"}),
         ("date", {"name": "parse_date"}, {"parse_date"}),
         ("date", {"name": "*_date"}, {"parse_date", "format_date"}),
@@ -465,37 +467,6 @@ def test_settings_that_cannot_be_read_are_made_again(tree, index, content):
     assert CodeIndex.build(tree).search("parse_date") and CodeIndex.open(index.index_dir).folder == str(tree)
 
 
-def test_a_file_is_wholly_in_the_index_or_not_at_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(updating, "SEGMENT_POSTINGS", 400)
-    monkeypatch.setattr(updating, "BATCH_FILES", 4)
-    names = {n: " + ".join(f"name_{n}_{k}" for k in range(40)) for n in range(40)}
-    files = {f"m{n}.py": f"def function_{n}(x):\n    return {names[n]}\n" for n in names}
-    tree = write_tree(tmp_path / "tree", files)
-    connect, sizes = store.connect, set()
-
-    def limited(*arguments, **options):
-        database = connect(*arguments, **options)
-        database.execute(f"PRAGMA max_page_count = {limit}")
-        return database
-
-    for limit in (12, 14, 20):
-        monkeypatch.setattr(store, "connect", limited)
-        with refused("full"):
-            CodeIndex.build(tree, tmp_path / f"index{limit}")
-        monkeypatch.setattr(store, "connect", connect)
-        index = CodeIndex.open(tmp_path / f"index{limit}")
-        indexed = {path for (path,) in index.database.execute("SELECT path FROM files")}
-        sizes.add(len(indexed))
-        assert all(index.text_of(path) for path in indexed)
-        if not indexed:
-            with refused("no files are indexed", "--skipped`"):
-                index.search("function_3")
-        else:
-            found = {n: index.search(f"name_{n}_39", limit=1)[0].path for n in range(40)}
-            assert {path for n, path in found.items() if path == f"m{n}.py"} == indexed
-    assert 0 in sizes and len(sizes) > 1
-
-
 def test_a_reader_sees_the_old_index_until_the_new_one_is_committed(tree, index):
     other = CodeIndex.open(index.index_dir)
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
@@ -520,13 +491,13 @@ def test_a_search_waits_for_the_first_index(command, tmp_path):
     assert code == 0 and out.startswith("src/shop/dates.py") and "another process is writing" in err
 
 
-def test_postings_are_packed_in_as_few_bytes_as_they_need():
+@pytest.mark.parametrize(
+    ("chunks", "width"), [([5], 1), ([0, 255, 400], 1), ([1, 60_000], 2), ([7, 70_007, 5_000_000], 4)]
+)
+def test_postings_are_packed_in_as_few_bytes_as_they_need(chunks, width):
     database = sqlite3.connect(":memory:")
     database.execute("CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB)")
-    expected = {"a": [5], "b": [0, 255, 400], "c": [7, 70_007, 5_000_000], "d": [1, 60_000]}
-    term = np.repeat([0, 1, 2, 3], [1, 3, 3, 2]).astype(np.int32)
-    chunk = np.array(sum(expected.values(), []), np.int32)
-    store.insert_postings(database, 0, list(expected), term, chunk, np.arange(1, 10, dtype=np.uint8))
-    rows = database.execute("SELECT term, width, chunks, counts FROM postings").fetchall()
-    assert {name: store.decode_postings([row])[0].tolist() for name, *row in rows} == expected
-    assert {name: width for name, width, *_ in rows} == {"a": 1, "b": 1, "c": 4, "d": 2}
+    terms, counts = np.zeros((2, len(chunks)), np.uint8)
+    store.insert_postings(database, 0, ["a"], terms, np.array(chunks), counts)
+    row = database.execute("SELECT width, chunks, counts FROM postings").fetchone()
+    assert row[0] == width and store.decode_postings([row])[0].tolist() == chunks

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from soft_trainer.encoders.packaged import BASE
 from soft_trainer.errors import UserError
+from soft_trainer.packaged import BASE
 from soft_trainer.search import CodeIndex, code_index
 from soft_trainer.search.ranking import ranking
 
@@ -27,21 +27,6 @@ def test_a_new_index_has_the_encoder_of_the_package_and_keeps_the_choice(tree, m
     (tree / "new.py").write_text("def brand_new():\n    return 1\n")
     with CodeIndex.build(tree) as index:
         assert index.model == expected
-
-
-def test_an_index_with_only_words_stays_one(tree, monkeypatch):
-    monkeypatch.setattr(code_index, "DEFAULT_ENCODER", None)  # as an older release made it
-    CodeIndex.build(tree).close()
-    monkeypatch.setattr(code_index, "DEFAULT_ENCODER", BASE)
-    with CodeIndex.build(tree) as index:
-        assert index.model is None
-
-
-@pytest.mark.parametrize("model", ["none", ""])
-def test_none_removes_the_encoder(tree, model):
-    CodeIndex.build(tree).close()
-    with CodeIndex.build(tree, model=model) as index:
-        assert index.model is None and not list(index.index_dir.glob("vectors-*"))
 
 
 def test_a_cache_that_cannot_be_written_leaves_a_search_by_words(tree, monkeypatch):

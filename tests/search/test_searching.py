@@ -56,6 +56,7 @@ def test_filters_and_texts_of_several_indexes(both, tree):
     with refused("language='cobol': no such files; the index has go, markdown, python, text, typescript"):
         both.search("date", language="cobol")
     assert both.text_of("client/menu.py") == CLIENT["menu.py"] and both.text_of("menu.py") is None
+    assert both.search("tree/README.md:1")[0].path == both.search(f"{tree}/README.md")[0].path == "tree/README.md"
     assert both.full_path("tree/src/server.go") == f"{tree}/src/server.go"
     assert "client" in repr(both) and both.search("") == []
 
@@ -112,12 +113,6 @@ def test_the_command_searches_several_folders_and_similar_chunks(command, tree, 
     assert set(paths[:2]) == {"client/dates.py", "tree/src/shop/dates.py"}
     code, out, err = command("search", "--folder", tree, "--folder", client, "--similar", paths[0] + ":5", "-n", 1)
     assert code == 0 and err.startswith("ranked by words; ") and out.startswith(paths[1])
-    code, _, err = command("search", "--folder", tree, "--similar", "src/shop/dates.py")
-    assert code == 2 and "expected PATH:LINE" in err
-    code, _, err = command("search", "--folder", tree, "--similar", "src/shop/dates.py:4", "a query")
-    assert code == 2 and "query: has no effect with --similar" in err
-    code, _, err = command("search", "--folder", tree, "--index_dir", tmp_path, "x")
-    assert code == 2 and "folder: has no effect with --index_dir" in err
 
 
 @pytest.mark.parametrize("own_index", [False, True])

@@ -23,6 +23,10 @@ def test_the_command_line_changes_a_profile():
     arguments = ModelArguments(from_scratch="32x1", profile="unixcoder", **changes, **columns)
     expected = PROFILES["unixcoder"].replace(query_columns=("title", "docstring"), code_columns=("body", "code"))
     assert build_profile(arguments) == expected.replace(**changes)
+    prompts = {"query_prompt": "find: ", "code_prompt": "code: ", "include_prompt": False}
+    built = build_profile(ModelArguments(from_scratch="32x1", profile="unixcoder", **prompts))
+    assert (built.query_prefix, built.code_prefix) == ("<encoder-only></s>find: ", "<encoder-only></s>code: ")
+    assert built.include_prompt is False
 
 
 def test_a_saved_encoder_brings_its_own_profile(encoder_dir, profile):
@@ -41,14 +45,6 @@ def test_the_default_is_unixcoder(monkeypatch):
     monkeypatch.setattr(building, "resolve_profile", resolve_profile)
     assert build_profile(ModelArguments()) == PROFILES["unixcoder"]
     assert asked == ["microsoft/unixcoder-base"]
-
-
-def test_a_saved_encoder_has_its_tokenizer_and_weights(encoder_dir, model, tokenizer, profile, dataset):
-    arguments = ModelArguments(model_name_or_path=str(encoder_dir))
-    weights, loaded = build_encoder(arguments).load()
-    assert loaded("sort a list")["input_ids"] == tokenizer("sort a list")["input_ids"]
-    weights = dict(weights.named_parameters())
-    assert weights and all((weights[name] == value).all() for name, value in model.named_parameters())
 
 
 def test_from_scratch_learns_both_sides_of_the_training_rows(dataset):
@@ -97,12 +93,3 @@ def test_options_of_todays_encoders_that_cannot_work_are_one_line(values, words)
     with pytest.raises(UserError) as refusal:
         build_profile(ModelArguments(**values))
     assert str(refusal.value).startswith(words) and "\n" not in str(refusal.value)
-
-
-def test_prompts_and_their_pooling_come_from_the_command_line():
-    arguments = ModelArguments(
-        from_scratch="32x1", profile="unixcoder", query_prompt="find: ", code_prompt="code: ", include_prompt=False
-    )
-    built = build_profile(arguments)
-    assert (built.query_prefix, built.code_prefix) == ("<encoder-only></s>find: ", "<encoder-only></s>code: ")
-    assert built.include_prompt is False

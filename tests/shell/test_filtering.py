@@ -3,15 +3,12 @@ from datasets import Dataset
 
 from soft_trainer.errors import UserError
 from soft_trainer.mining.rules import (
-    CODESEARCHNET_RULES,
     COLUMNS,
-    GRAPHCODEBERT_RULES,
     RULES,
     first_broken,
     mined_language,
 )
 from soft_trainer.shell.filtering import filter_rows
-from soft_trainer.source.names import is_test_path
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -52,18 +49,6 @@ def test_row_rules(rule, dropped, kept):
 
 
 @pytest.mark.parametrize(
-    ("language", "tests", "others"),
-    [
-        ("python", "tests/a.py pkg/test_a.py pkg/idle_test/a.py", "unittest/case.py"),
-        ("go", "lib/a_test.go", "lib/contest.go"),
-        ("javascript", "src/x.test.js src/__tests__/x.js src/x.spec.js", "src/latest.js"),
-    ],
-)
-def test_test_paths(language, tests, others):
-    assert [path for path in f"{tests} {others}".split() if is_test_path(path, language)] == tests.split()
-
-
-@pytest.mark.parametrize(
     ("path", "language"),
     [
         ("src/cart.py", "python"),
@@ -100,19 +85,6 @@ def test_filter_rows_counts_each_row_once():
     assert list(counts) == list(RULES)
     expected = {"comments": 1, "unparseable": 1, "tests": 1, "document_length": 1, "duplicates": 1}
     assert {name: count for name, count in counts.items() if count} == expected
-
-
-def test_only_the_rules_asked_for():
-    rows = Dataset.from_list([row(), row(), row(query="no"), row(name="test_add")])
-    kept, counts = filter_rows(rows, ["tests", "document_length"])
-    assert counts == {"tests": 1, "document_length": 1}
-    assert len(kept) == 2
-    kept, counts = filter_rows(rows, [])
-    assert len(kept) == 4
-    assert counts == {}
-    with pytest.raises(UserError, match="'comas': no such rule; use comments, unparseable, short_functions"):
-        filter_rows(rows, ["tests", "comas"])
-    assert set(GRAPHCODEBERT_RULES) | set(CODESEARCHNET_RULES) == set(RULES)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -43,18 +43,13 @@ CLONES = [["--filter=blob:none"], ["--filter=tree:0"], ["--depth", "1"], ["--dep
 
 
 @pytest.mark.parametrize("options", CLONES)
-def test_a_clone_without_its_past_is_indexed_and_searched(clone, options, capsys):
+def test_a_clone_without_its_past_is_searched_and_has_too_few_commits_to_mine(clone, options, capsys):
     folder = clone(*options)
     assert run_command(["index", str(folder)]) in (0, None)
     err = capsys.readouterr().err
     assert ("objects are missing" in err) == (options[-1] != "1")
     assert run_command(["search", "--folder", str(folder), "brand new"]) == 0
     assert capsys.readouterr().out.startswith("src/new.py:1  brand_new")
-
-
-@pytest.mark.parametrize("options", CLONES)
-def test_a_clone_without_its_past_has_too_few_commits_to_mine(clone, options, capsys):
-    folder = clone(*options)
     with refused("commits change python functions"):
         mine_history(folder, "python", num_workers=1)
     err = capsys.readouterr().err

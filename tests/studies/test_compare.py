@@ -13,7 +13,7 @@ from soft_trainer.data.split import Judgments, Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.ranked_queries import RankedQueries, load_ranks
 from soft_trainer.evaluation.ranking import Ranking
-from soft_trainer.evaluation.results import examples, save_ranks
+from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput
 from soft_trainer.evaluation.significance import Comparison, Interval, compare_paired, reciprocal_ranks
 from soft_trainer.studies.compare import Pairing, SetComparison, compare_patterns, describe_sets, verdict
@@ -90,20 +90,11 @@ def test_several_seeds_are_averaged_by_query(ranked):
     assert "A: rank 1, 2\n" in pairing.changes(1)[0] and "B: rank 4, 4\n" in pairing.changes(1)[0]
 
 
-def test_long_texts_without_spaces_keep_their_beginning(tmp_path):
-    rows = Dataset.from_dict({"url": ["u"], "docstring": ["查询" * 200], "code": ["f(" * 200]})
-    ranking = Ranking(torch.tensor([1]), torch.tensor([[0]]), torch.ones(1, 1))
-    split = Split.from_urls(rows, rows)
-    save_ranks(tmp_path / "ranks.parquet", split, RetrievalOutput(ranking, {}), EncoderProfile())
-    ranked = load_ranks(tmp_path / "ranks.parquet")
-    assert ranked.rows["query"][0].as_py() == ("查询" * 200)[:299] + "…" and ranked.top(0)[0][1].startswith("f(f(")
-    assert examples(split, ranking, 1, EncoderProfile()).startswith("查询查询")
-
-
 def test_a_shortened_text_ends_with_a_word_or_a_part_of_one():
     assert shortened("sort a list", 6) == "sort…"
     assert shortened("sort a list", 8) == "sort a…"
     assert shortened(" sort\na  list ", 11) == "sort a list"
+    assert shortened("查询" * 200, 300) == ("查询" * 200)[:299] + "…"  # without spaces
 
 
 def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):

@@ -92,21 +92,6 @@ def test_without_matplotlib_the_page_has_the_tables(study, capsys, tmp_path, mon
     assert "| bm25" in (tmp_path / "report" / "report.md").read_text()
 
 
-def test_a_p_has_the_three_digits_that_compare_prints(make_run, soft, tmp_path):
-    make_run("infonce/1", GOOD)
-    make_run("bm25/1", GOOD, soft())
-    page = write_report([tmp_path / "outputs"], tmp_path / "report").read_text()
-    row = next(line for line in page.splitlines() if line.startswith("| bm25"))
-    assert "1.000" in [cell.strip() for cell in row.split("|")]
-
-
-def test_other_queries_are_not_compared(make_run, soft, tmp_path):
-    make_run("infonce/1", BAD)
-    make_run("bm25/1", GOOD[:-1], soft())
-    page = write_report([tmp_path / "outputs"], tmp_path / "report").read_text()
-    assert "bm25 on test: " in page and "the queries differ (23 and 24, 23 in both)" in page
-
-
 def test_runs_that_cannot_be_read_are_named(make_run, tmp_path):
     make_run("a/1", GOOD)
     broken = make_run("b/1", GOOD)

@@ -147,9 +147,6 @@ def test_the_plan_and_a_choice_of_runs(study_file, capsys):
     assert "| infonce/1 | finished" in printed
     assert "| infonce/2 | new" in printed
     assert "frozen" not in printed
-    assert run_command(["study", "--config", str(study_file()), "--only", "frozen, infonce", "--dry_run"]) == 0
-    printed = capsys.readouterr().out
-    assert "| frozen/1 " in printed
     with refused("only=infonc: no such run; did you mean 'infonce'?"):
         run_command(["study", "--config", str(study_file()), "--only", "infonc", "--dry_run"])
     with refused("seed; set the study's `seeds` instead"):

@@ -6,7 +6,7 @@ import torch
 
 from soft_trainer.encoders.encoding import Collator
 from soft_trainer.encoders.packing import Passes
-from soft_trainer.encoders.static import static_model
+from soft_trainer.encoders.static_torch import static_model
 from soft_trainer.training.collator import PIECES, PairCollator, divide, pieces_of
 
 PAD = 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -94,17 +93,31 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
     absent: dict[str, None] = {}
     asked = set()
     answered = set()
-    for query, code, score in _lines(path):
-        if query in query_rows and code in code_rows:
-            grades[query_rows[query], code_rows[code]] = score
-        elif query not in query_rows:
-            absent[f"query {query!r}"] = None
-        elif score > 0:
-            absent[f"document {code!r}"] = None
-        if query in query_rows and score > 0:
-            asked.add(query)
+    with open_text(path, newline="") as file:
+        for number, values in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
+            location = f"{path}, line {number}"
+            if not values or (number == 1 and values[-1] == "score"):
+                continue
+            if len(values) != 3:
+                raise UserError(f"{location}: expected query-id, corpus-id and score, separated by tabs")
+            query, code, text = values
+            try:
+                score = float(text)
+            except ValueError:
+                score = math.nan
+            if not math.isfinite(score):
+                raise UserError(f"{location}: the score {text!r} is not a number")
+            if query not in query_rows:
+                absent[f"query {query!r}"] = None
+                continue
+            if score > 0:
+                asked.add(query)
             if code in code_rows:
-                answered.add(query)
+                grades[query_rows[query], code_rows[code]] = score
+                if score > 0:
+                    answered.add(query)
+            elif score > 0:
+                absent[f"document {code!r}"] = None
     if lost := len(asked) - len(answered):
         use = "trained on" if path.name.startswith("train") else "measured"
         reason = "none of their relevant documents is in the corpus"
@@ -113,21 +126,3 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
         print_on_main(f"{path}: ignored {len(absent):,} judged ids that have no text, such as {next(iter(absent))}")
     pairs = pd.DataFrame(grades.keys(), columns=["query", "code"])
     return pairs.assign(grade=list(grades.values()))
-
-
-def _lines(path: Path) -> Iterator[tuple[str, str, float]]:
-    """Yields (query id, code id, score) for each line of a judgment file."""
-    with open_text(path, newline="") as file:
-        for number, values in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
-            location = f"{path}, line {number}"
-            if not values or (number == 1 and values[-1] == "score"):
-                continue
-            if len(values) != 3:
-                raise UserError(f"{location}: expected query-id, corpus-id and score, separated by tabs")
-            try:
-                score = float(values[2])
-            except ValueError:
-                score = math.nan
-            if not math.isfinite(score):
-                raise UserError(f"{location}: the score {values[2]!r} is not a number")
-            yield values[0], values[1], score

@@ -11,7 +11,7 @@ import pandas as pd
 from datasets import Dataset
 
 from soft_trainer.data.folders import SPLIT_NAMES, Files
-from soft_trainer.data.layouts.graded import entries_of, graded_split, parsed, parsed_list, query_row, split_of_grades
+from soft_trainer.data.layouts.graded import entries_of, graded_split, parsed_list, query_row, split_of_grades
 from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
@@ -53,38 +53,31 @@ def read(files: Files, context: Context) -> dict[str, Split]:
     if len(row_of) < len(numbers):
         raise UserError(f"{codes}: two functions have the same number")
     corpus = _corpus(codes, {number: code for code, number in numbers.items()})
-    return {split: _cosqa_split(paths[0], corpus, row_of, split == "train") for split, paths in found.items()}
 
-
-def _cosqa_name(name: str) -> str | None:
-    """Returns a CoSQA file's split, such as "valid" for `cosqa-retrieval-dev-500.json`, or None for other files."""
-    match = _COSQA.fullmatch(name)
-    return match and SPLIT_NAMES[match[1]]
-
-
-def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_codes: bool) -> Split:
-    """Reads one file of CoSQA as queries with one relevant function each. Skips pairs with label 0.
-
-    Args:
-        row_of: the corpus row of each function, keyed by the function's number.
-        judged_codes: whether the corpus keeps only functions that the file mentions.
-    """
-
-    def read(entry: dict) -> tuple[dict, int] | None:
+    def parse(entry: dict) -> tuple[dict, int] | None:
         row = query_row(entry["doc"], _LANGUAGE)
-        if not int(entry.get("label", 1)):
+        if not int(entry.get("label", 1)):  # the function is not relevant
             return None
         number = int(entry["retrieval_idx"])
         if number not in row_of:
             raise UserError(f"retrieval_idx {number} is not in code_idx_map")
         return row, row_of[number]
 
-    entries = list(filter(None, parsed_list(path, read)))
-    if not entries:
-        raise UserError(f"{path}: no query has a relevant function")
-    rows, codes = zip(*entries, strict=True)
-    grades = pd.DataFrame({"query": range(len(rows)), "code": codes, "grade": 1.0})
-    return split_of_grades(Dataset.from_list(list(rows)), corpus, grades, path, judged_codes)
+    splits = {}
+    for split, (path, *_) in found.items():
+        entries = list(filter(None, parsed_list(path, parse)))
+        if not entries:
+            raise UserError(f"{path}: no query has a relevant function")
+        rows, answers = zip(*entries, strict=True)
+        grades = pd.DataFrame({"query": range(len(rows)), "code": answers, "grade": 1.0})
+        splits[split] = split_of_grades(Dataset.from_list(list(rows)), corpus, grades, path, split == "train")
+    return splits
+
+
+def _cosqa_name(name: str) -> str | None:
+    """Returns a CoSQA file's split, such as "valid" for `cosqa-retrieval-dev-500.json`, or None for other files."""
+    match = _COSQA.fullmatch(name)
+    return match and SPLIT_NAMES[match[1]]
 
 
 def finds_plus(files: Files) -> bool:
@@ -127,10 +120,10 @@ def _numbered(path: Path, name: str) -> dict[int, str]:
 
 def _corpus(path: Path, texts: Mapping[int, str]) -> Dataset:
     """Makes a corpus with CodeSearchNet's columns from a file's functions, keyed by number."""
-    return Dataset.from_list(parsed(((path, entry) for entry in texts.items()), lambda entry: _code_row(*entry)))
-
-
-def _code_row(url: object, code: str) -> dict:
-    if not code.strip():
-        raise UserError(f"code {url} is blank")
-    return {"code": code, "code_tokens": code.split(), "original_string": code, "language": _LANGUAGE, "url": str(url)}
+    rows = []
+    for number, code in texts.items():
+        if not code.strip():
+            raise UserError(f"{path}: code {number} is blank")
+        own = {"code": code, "code_tokens": code.split(), "original_string": code}
+        rows.append(own | {"language": _LANGUAGE, "url": str(number)})
+    return Dataset.from_list(rows)

@@ -11,8 +11,8 @@ from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import HTTPError
 
-from soft_trainer.encoders.hub_files import hub_or_cache, not_cached
 from soft_trainer.errors import UserError
+from soft_trainer.hub_files import hub_or_cache, not_cached
 from soft_trainer.terminal import shortened
 
 PARQUET_BRANCH = "refs/convert/parquet"  # the Hub's conversion of a data set: CONFIGURATION/SPLIT/0000.parquet

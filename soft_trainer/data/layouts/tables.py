@@ -217,7 +217,17 @@ def _read_csv(path: Path) -> Iterator[dict]:
             line = rows.line_num
             for row in rows:
                 if row and len(row) != len(header):
-                    raise UserError(_wrong_fields(path, line + 1, row, header))
+                    remedy = "each row needs all fields, even if some are empty"
+                    if len(row) > len(header):
+                        remedy = "put a field that contains a comma in quotes"
+                    if len(row) == len(header) + 1:
+                        remedy += (
+                            "; if the first field is a row name written by R, write the file with row.names=FALSE"
+                        )
+                    raise UserError(
+                        f"{path}, line {line + 1}: {len(row)} instead of {len(header)} fields ({', '.join(header)}); "
+                        f"{remedy}"
+                    )
                 for number in lists if row else ():
                     if is_list_text(row[number]):
                         raise UserError(
@@ -253,13 +263,3 @@ def _header(path: Path, header: list[str], separator: str) -> list[str]:
             raise UserError(f"{path}: two columns are called {name!r}; rename one of them")
         names.append(name)
     return names
-
-
-def _wrong_fields(path: Path, line: int, row: list[str], header: list[str]) -> str:
-    """Returns the error message for a row of a CSV file whose number of fields differs from the header's."""
-    remedy = "each row needs all fields, even if some are empty"
-    if len(row) > len(header):
-        remedy = "put a field that contains a comma in quotes"
-    if len(row) == len(header) + 1:
-        remedy += "; if the first field is a row name written by R, write the file with row.names=FALSE"
-    return f"{path}, line {line}: {len(row)} instead of {len(header)} fields ({', '.join(header)}); {remedy}"

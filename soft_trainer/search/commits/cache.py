@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ from soft_trainer.source.repositories import common_dir
 WAIT_SECONDS = 1  # for another process, before looking again at what it has parsed
 MAX_WAITS = 60  # then a process parses commits itself, and keeps nothing
 _SCHEMA = """
-CREATE TABLE commits (id TEXT PRIMARY KEY, parsed TEXT) WITHOUT ROWID;
-CREATE TABLE repository (path TEXT);
+CREATE TABLE IF NOT EXISTS commits (id TEXT PRIMARY KEY, parsed TEXT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS repository (path TEXT PRIMARY KEY);
 """
 
 
@@ -46,9 +46,9 @@ class ParsedCommit(NamedTuple):
 
 
 class CommitCache:
-    """The parsed commits of one repository; see `open_cache`. Without a database, commits are parsed and not kept."""
+    """The parsed commits of one repository; see `open_cache`."""
 
-    def __init__(self, database: sqlite3.Connection | None):
+    def __init__(self, database: sqlite3.Connection):
         self.database = database
 
     def read(self, commits: Sequence[str], parse: Callable[[str], ParsedCommit]) -> list[ParsedCommit]:
@@ -62,7 +62,7 @@ class CommitCache:
                 break
         known |= self._known(commits)  # another process may have added some before this one's turn
         missing = {commit: parse(commit) for commit in commits if commit not in known}
-        if self.database and self.database.in_transaction:
+        if self.database.in_transaction:
             rows = [(commit, json.dumps(parsed[:-1])) for commit, parsed in missing.items() if not parsed.missing]
             self.database.executemany("INSERT INTO commits VALUES (?, ?)", rows)
             self.database.execute("COMMIT")
@@ -70,67 +70,58 @@ class CommitCache:
 
     def forget_missing(self, repository: pygit2.Repository) -> None:
         """Deletes the commits that the repository no longer has, because they may have held a secret."""
-        if self.database and self._begin():
+        if self._begin():
             commits = self.database.execute("SELECT id FROM commits").fetchall()
             gone = [row for row in commits if row[0] not in repository]
             self.database.executemany("DELETE FROM commits WHERE id = ?", gone)
             self.database.execute("COMMIT")
 
     def _known(self, commits: Sequence[str]) -> dict[str, ParsedCommit]:
-        if self.database is None:
-            return {}
         marks = ",".join("?" * len(commits))
         rows = self.database.execute(f"SELECT id, parsed FROM commits WHERE id IN ({marks})", commits)
         return {commit: ParsedCommit(*json.loads(parsed)) for commit, parsed in rows}
 
     def _begin(self) -> bool:
-        """Begins this process's turn. Returns False if another process had the turn for `WAIT_SECONDS`."""
-        if self.database is None:
-            return True
-        try:
+        """Begins this process's turn, or returns False if another process had the turn for `WAIT_SECONDS`."""
+        with suppress(sqlite3.OperationalError):  # also for a cache that cannot be written to
             self.database.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            return error.sqlite_errorcode != sqlite3.SQLITE_BUSY  # a cache that cannot be written to is read
-        return True
+        return self.database.in_transaction
 
 
 @contextmanager
 def open_cache(repository: str) -> Iterator[CommitCache]:
-    """Opens the cache of a repository. Makes the file again if it is damaged or has another format."""
+    """Opens the cache of a repository. Makes the file again if it is damaged or has another format.
+
+    If there can be no file, as on a full disk, the cache is in memory.
+    """
     shared = os.path.realpath(common_dir(repository))
     path = store.commit_caches() / f"{hashlib.sha256(os.fsencode(shared)).hexdigest()[:32]}.sqlite"
-    database = None
-    with suppress(OSError, sqlite3.OperationalError):
+    try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             database = _connect(path, shared)
-        except sqlite3.DatabaseError as error:
-            if store.is_disk_error(error):
-                raise
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:
             path.unlink()
             database = _connect(path, shared)
-    try:
+    except (OSError, sqlite3.OperationalError):
+        database = _connect(":memory:", shared)
+    with closing(database):
         yield CommitCache(database)
-    finally:
-        if database:
-            database.close()
 
 
-def _connect(path: Path, shared: str) -> sqlite3.Connection:
+def _connect(path: str | Path, shared: str) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=WAIT_SECONDS * MAX_WAITS, isolation_level=None)
     for setting in ("synchronous = NORMAL", "secure_delete = ON"):
         database.execute(f"PRAGMA {setting}")
-    if not _is_current(database):
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version == 0:
         with store.transaction(database):
-            if not _is_current(database):  # another process has not made the tables meanwhile
-                for table in ("commits", "repository"):
-                    database.execute(f"DROP TABLE IF EXISTS {table}")
-                for statement in [*_SCHEMA.split(";"), f"PRAGMA user_version = {store.FORMAT}"]:
-                    database.execute(statement)
-                database.execute("INSERT INTO repository VALUES (?)", (store.storable(shared),))
+            for statement in [*_SCHEMA.split(";"), f"PRAGMA user_version = {store.FORMAT}"]:
+                database.execute(statement)
+            database.execute("INSERT OR IGNORE INTO repository VALUES (?)", (store.storable(shared),))
+    elif version != store.FORMAT:
+        raise sqlite3.DatabaseError(version)
     database.execute(f"PRAGMA busy_timeout = {1000 * WAIT_SECONDS}")
     return database
-
-
-def _is_current(database: sqlite3.Connection) -> bool:
-    return database.execute("PRAGMA user_version").fetchone() == (store.FORMAT,)

@@ -99,16 +99,18 @@ def remember(
         problems.append(f"New commits were not read: {error}")
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     state = State.of(database)
-    if state and state.target:
+    if state is None:
+        return problems
+    if state.target:
         print_on_main(
             f"{state.read:,} commits were read, and later searches continue; `soft-trainer index DIR` reads the "
             "others now, and `soft-trainer index DIR --history false` reads none"
         )
         return problems
-    if state and state.unreadable:
+    if state.unreadable:
         lacking = f"skipped {state.unreadable:,} of {state.read:,} commits, because objects are missing"
         problems.append(f"{lacking}; {git.REFETCH}, then index with history=False and with history=True")
-    if state and (state.measured is None or abs(state.kept - state.weighed) > MAX_GROWTH * state.weighed):
+    if state.measured is None or abs(state.kept - state.weighed) > MAX_GROWTH * state.weighed:
         choice = choose_weight(database)
         state.weight = choice.weight
         state.weighed = state.kept

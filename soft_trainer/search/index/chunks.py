@@ -38,7 +38,6 @@ _CONSTANTS = {
         rb"|attr_(?:accessor|reader|writer)[\s(]+:(\w+)(?:,\s*:(\w+))?(?:,\s*:(\w+))?(?:,\s*:(\w+))?(?:,\s*:(\w+))?)"
     ),
 }
-_MAX_IN_A_BLOCK = MAX_LINES
 # The first paragraph of a docstring, of a block comment, or a group of line comments.
 _PARAGRAPH = re.compile(
     rb'"{3}(.*?)(?:"{3}|\n\s*\n)|/\*[*!](.*?)(?:\*/|\n\s*\*\s*\n)|((?:^[ \t]*(?://|#)[^\n]*\n)+)',
@@ -156,7 +155,7 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
     chunks += _blocks(lines, line, len(lines), Chunk(line, len(lines)))
     for line, name in signatures:
         chunk = chunks[bisect_right(chunks, line, key=lambda chunk: chunk.start) - 1]
-        if name not in chunk.defines and len(chunk.defines) < _MAX_IN_A_BLOCK:
+        if name not in chunk.defines and len(chunk.defines) < MAX_LINES:
             chunk.defines.append(name)
     for chunk in chunks:
         chunk.parsed = parsed

@@ -95,7 +95,7 @@ class Listing:
         self.include_deep = []
         self.include_heads = []  # the parts of these patterns before the first wildcard
         for pattern in include:
-            head = re.split(r"[*?]", pattern.removeprefix("./"))[0]
+            head = re.split(r"[*?{]", pattern.removeprefix("./").removeprefix("/"))[0]
             if "/" in pattern and head:
                 self.include_deep.append(path_filter(pattern))
                 self.include_heads.append(head)

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import time
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -38,15 +39,14 @@ class Stored(NamedTuple):
 
 def list_stored() -> list[Stored]:
     """Returns the indexes and then the parsed commits in the user's cache, each ordered by folder."""
-    indexes = []
+    found = []
     for path in (store.cache_dir() / "search").glob("*/"):
         if folder := store.read_settings(path).get("folder"):
-            indexes.append(_stored(path, folder, list(path.iterdir())))
-    commits = []
+            found.append(_stored(path, folder, path.iterdir()))
     for path in store.commit_caches().glob("*.sqlite"):
         with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
-            commits.append(_stored(path, database.execute("SELECT path FROM repository").fetchone()[0], [path]))
-    return [each for kind in (indexes, commits) for each in sorted(kind, key=lambda each: each.folder)]
+            found.append(_stored(path, database.execute("SELECT path FROM repository").fetchone()[0], [path]))
+    return sorted(found, key=lambda each: (each.path.suffix, each.folder))
 
 
 def prune(days: float = 0) -> list[Stored]:
@@ -62,6 +62,6 @@ def prune(days: float = 0) -> list[Stored]:
     return deleted
 
 
-def _stored(path: Path, folder: str, files: list[Path]) -> Stored:
+def _stored(path: Path, folder: str, files: Iterable[Path]) -> Stored:
     stats = [file.stat() for file in files if file.is_file()]
     return Stored(path, folder, sum(stat.st_size for stat in stats), max((stat.st_mtime for stat in stats), default=0))

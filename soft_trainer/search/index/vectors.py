@@ -125,9 +125,8 @@ def lightest(database: sqlite3.Connection, encoder: TextEncoder) -> TextEncoder:
     texts = _sample(database)
     if encoder.runtime != "onnx" or not texts:
         return encoder
-    chosen, cosine = lighter(encoder, texts)
-    weights = "int8" if chosen.runtime == "int8" else "float32"
-    print_on_main(f"weights: {weights} (mean cosine of int8 with float32: {cosine:.3f} on {len(texts)} chunks)")
+    chosen, why = lighter(encoder, texts)
+    print_on_main(f"weights: {why}")
     return chosen
 
 

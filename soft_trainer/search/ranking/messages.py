@@ -36,10 +36,9 @@ def words_raised(words: Sequence[str], chunk: SearchResult, text_of: Callable[[s
     for literal in literals(source, chunk.language, chunk.start_line, chunk.end_line):
         plain = _plain(literal)
         size = _shared(words, plain)
-        if size >= least or size == len(words) == len(plain.split()):
-            best = max(best, size)
-        else:
-            best = max(best, _filled(words, plain))
+        if size < least and not size == len(words) == len(plain.split()):
+            size = _filled(words, plain)
+        best = max(best, size)
     return best
 
 

@@ -56,7 +56,7 @@ STATIC = 0.5  # the share of this weight that a static encoder gets; chosen in b
 MAX_WORDS = 1000  # different words of a query
 
 # Also `User#valid?` in Ruby, `Parser::~Parser` in C++ and `(*Parser).Parse` in Go.
-_SYMBOL = re.compile(r"(\(\*\w+\))?[\w.:#$>~\-]+[?!=]?(\(\))?")
+_SYMBOL = re.compile(r"(\(\*\w+\))?(?:[\w.:#$>~]|-(?!\w))+[?!=]?(\(\))?")
 # Inner capitals or underscores, which only names have.
 _NAME_ALONE = re.compile(r"[a-z0-9][A-Z]|_|[A-Z]{2}.*[a-z]")
 # "tests for ...", "the unit tests that cover ...", "which tests check ...", "where is ... tested?". Other queries that
@@ -134,35 +134,26 @@ class Scores(NamedTuple):
     containing: dict[str, tuple[np.ndarray, ...]]
 
 
-class Features(NamedTuple):
-    """What the postings say about a query, for all files or all chunks.
+def score(
+    query: Query,
+    segments: Segments,
+    similarity: np.ndarray | None = None,
+    votes: np.ndarray | None = None,
+    trust: float = 1.0,
+) -> Scores:
+    """Scores all files and chunks for a query by words and, optionally, by encoder similarity and commits' votes.
 
     Args:
-        total: the sum of the rarities of the query's whole words that the index contains.
-        containing: as in `Scores`.
-        Others: float[files] and float[chunks]; the constants above say what each of them counts.
+        similarity: float32[chunks], the encoder's similarity to the query, or NaN for a chunk without an embedding.
+        votes: float32[chunks], the weighted votes of commits.
+        trust: a factor for the weight of the similarity.
     """
-
-    total: float
-    containing: dict[str, tuple[np.ndarray, ...]]
-    file_text: np.ndarray
-    own_name: np.ndarray
-    own_parts: np.ndarray
-    folders: np.ndarray
-    defined_words: np.ndarray
-    text: np.ndarray
-    chunk_words: np.ndarray
-    chunk_names: np.ndarray
-    chunk_summary: np.ndarray
-
-
-def features(query: Query, segments: Segments) -> Features:
-    """Reads the postings of a query's terms and adds up each feature."""
     owners = segments.owners
     norm, file_norm = _norms(segments)
-    file_text, own_name, own_parts, folders, defined_words = np.zeros((5, len(file_norm)), np.float32)
-    text, chunk_words, chunk_names, chunk_summary = np.zeros((4, len(norm)), np.float32)
-    total = 0.0
+    # What the postings say about the query; the constants above say what each of these counts.
+    file_text, own_name, own_parts, folders, defined_words, defined = np.zeros((6, len(file_norm)), np.float32)
+    text, chunk_words, chunk_names, chunk_summary, chunk_defined = np.zeros((5, len(norm)), np.float32)
+    total = 0.0  # of the rarities of the query's whole words that the index contains
     containing = {}
     for term, weight in query.terms.items():
         chunks, counts = segments.postings(term)
@@ -185,44 +176,20 @@ def features(query: Query, segments: Segments) -> Features:
             total += rarity
             chunk_words[chunks] += rarity
             chunk_summary[summary] += rarity
-    return Features(
-        total, containing, file_text, own_name, own_parts, folders, defined_words, text, chunk_words, chunk_names,
-        chunk_summary,
-    )  # fmt: skip
-
-
-def score(
-    query: Query,
-    segments: Segments,
-    similarity: np.ndarray | None = None,
-    votes: np.ndarray | None = None,
-    trust: float = 1.0,
-) -> Scores:
-    """Scores all files and chunks for a query by words and, optionally, by encoder similarity and commits' votes.
-
-    Args:
-        similarity: float32[chunks], the encoder's similarity to the query, or NaN for a chunk without an embedding.
-        votes: float32[chunks], the weighted votes of commits.
-        trust: a factor for the weight of the similarity.
-    """
-    found = features(query, segments)
-    owners = segments.owners
-    defined = np.zeros(len(segments.firsts) - 1, np.float32)
-    chunk_defined = np.zeros(len(owners), np.float32)
     exact, defining = _defining(query, segments)
     for chunks, share in defining:
         defined[owners[chunks]] = np.maximum(defined[owners[chunks]], share)
         chunk_defined[chunks] = np.maximum(chunk_defined[chunks], share)
-    asked = found.total or 1.0
-    best = np.maximum.reduceat(found.text, segments.firsts[:-1])
+    asked = total or 1.0
+    best = np.maximum.reduceat(text, segments.firsts[:-1])
     parts = np.maximum(segments.traits["name_parts"], 1)
     files = (
         best / _largest(best)
-        + FILE_TEXT * found.file_text / _largest(found.file_text)
-        + OWN_NAME_WORDS * np.minimum(found.own_name / asked, 1)
-        + OWN_NAME_COVERED * np.minimum(found.own_parts / parts, 1)
-        + FOLDER_WORDS * np.minimum(found.folders / asked, 1)
-        + DEFINED_WORDS * np.minimum(found.defined_words / asked, 1)
+        + FILE_TEXT * file_text / _largest(file_text)
+        + OWN_NAME_WORDS * np.minimum(own_name / asked, 1)
+        + OWN_NAME_COVERED * np.minimum(own_parts / parts, 1)
+        + FOLDER_WORDS * np.minimum(folders / asked, 1)
+        + DEFINED_WORDS * np.minimum(defined_words / asked, 1)
         + defined
     )
     kind_factors = np.ones(3, np.float32)
@@ -230,10 +197,10 @@ def score(
     if query.kind != "symbol":
         kind_factors[CLASS] -= CLASS_DISCOUNT
     chunks = (
-        found.text / _largest(found.text)
-        + CHUNK_WORDS * found.chunk_words / asked
-        + CHUNK_NAME * np.minimum(found.chunk_names / asked, 1)
-        + CHUNK_SUMMARY * found.chunk_summary / asked
+        text / _largest(text)
+        + CHUNK_WORDS * chunk_words / asked
+        + CHUNK_NAME * np.minimum(chunk_names / asked, 1)
+        + CHUNK_SUMMARY * chunk_summary / asked
         + chunk_defined
     ) * kind_factors[segments.kinds]
     if similarity is not None:
@@ -243,7 +210,7 @@ def score(
     files *= _discounts(segments, files > 0, query.test_factor)
     chunks[exact] += EXACT_MEMBER
     files[owners[exact]] += EXACT_MEMBER  # once for each file, and after all discounts
-    scores = Scores(files, chunks, found.total > 0, found.containing)
+    scores = Scores(files, chunks, total > 0, containing)
     if votes is None:
         return scores
     return with_votes(scores, segments, votes)

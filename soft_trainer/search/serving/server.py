@@ -20,7 +20,7 @@ from soft_trainer.search.serving.served_index import ServedIndex
 
 PAGE = Path(__file__).with_name("page.html")
 MAX_RESULTS = 50
-MAX_QUERY = 2_000
+MAX_QUERY = 16_000  # characters, as on the page; a request has at most 65,536 bytes
 EDITOR = "vscode://file/{path}:{line}"
 _NO_TOKEN = b"This address lacks its token: use the whole address that `soft-trainer search --serve` printed.\n"
 

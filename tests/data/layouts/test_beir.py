@@ -64,16 +64,10 @@ def test_the_judgments_of_each_file_are_a_split(folder, capsys):
     )
 
 
-def test_a_folder_is_an_evaluation_set(folder):
-    arguments = DataArguments(eval_data_dir=str(folder))
-    ((name, one),) = load_evaluation_sets(arguments, EncoderProfile()).items()
-    assert name == "beir" and one.judgments.relevant.nnz == 3
-    (folder / "qrels" / "dev.tsv").write_text("q0\tc1\t1\n")
-    assert [*load_evaluation_sets(arguments, EncoderProfile())] == ["beir-dev", "beir-test"]
-    for name in ("dev", "test"):
-        (folder / "qrels" / f"{name}.tsv").unlink()
+def test_judgments_for_train_are_no_evaluation_set(folder):
+    (folder / "qrels" / "test.tsv").unlink()
     with refused("judgments only for train,"):
-        load_evaluation_sets(arguments, EncoderProfile())
+        load_evaluation_sets(DataArguments(eval_data_dir=str(folder)), EncoderProfile())
 
 
 def test_a_folder_is_the_rows_of_a_run(folder):
@@ -111,8 +105,6 @@ def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(fold
         ("qrels/test.tsv", "q0\tc0\tinf\n", "test.tsv, line 1: the score 'inf' is not a number"),
         ("qrels/test.tsv", "q0\tc0\tnan\n", "test.tsv, line 1: the score 'nan' is not a number"),
         ("qrels/test.tsv", "q0\tc0\t0\n", "test.tsv: no query has a relevant function"),
-        ("corpus.jsonl", '{"_id": "c0"}\n', "corpus.jsonl, row 1: expected BEIR's columns _id and text"),
-        ("corpus.jsonl", '{"_id": "c0", "text": "x"}\n' * 2, "corpus.jsonl, row 2: repeats the _id 'c0'"),
         ("corpus.jsonl", "", "corpus.jsonl: no rows"),
     ],
 )

@@ -199,8 +199,8 @@ def read(tmp_path, monkeypatch):
             content = content if isinstance(content, bytes) else content.encode()
             if plain:
                 path.write_bytes(content)
-            if packed:
-                path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content))
+            if packed:  # beside a plain file, it is not read
+                path.with_name(f"{path.name}.gz").write_bytes(b"damaged" if plain else gzip.compress(content))
 
     def run(layout: str, splits: dict, packed: bool = False, plain: bool = True) -> dict:
         if layout in FILES:

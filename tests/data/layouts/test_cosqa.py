@@ -1,9 +1,7 @@
 import json
 
 import pytest
-from refusals import refused
 
-from soft_trainer import load_rows
 from soft_trainer.data.folders import list_files
 from soft_trainer.data.layouts import COSQA
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -47,19 +45,7 @@ def test_cosqa_is_the_rows_of_a_run(cosqa):
     assert data["valid"].judgments.relevant.nonzero()[1].tolist() == [2]
 
 
-def test_a_code_without_a_number_is_named(cosqa):
-    (cosqa / "cosqa-retrieval-train-4.json").write_text(json.dumps([entry(1), entry(7)]))
-    with refused("cosqa-retrieval-train-4.json, entry 2: retrieval_idx 17 is not in code_idx_map"):
-        load_rows(cosqa)
-    (cosqa / "cosqa-retrieval-train-4.json").write_text(json.dumps([entry(1, label=0)]))
-    with refused("no query has a relevant function"):
-        load_rows(cosqa)
-
-
 def test_a_folder_may_be_named_by_its_language(cosqa):
     named = cosqa.rename(cosqa.parent / "python")
     arguments = DataArguments(data_dir=str(named.parent / "{language}"), language="python")
     assert len(load_data(arguments, EncoderProfile())["test"].queries) == 2
-    arguments = DataArguments(data_dir=str(named.parent / "{language}"), language="python,ruby")
-    with refused("ruby: no such folder"):
-        load_data(arguments, EncoderProfile())

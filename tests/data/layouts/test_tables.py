@@ -3,14 +3,12 @@
 import gzip
 import json
 
-import pandas as pd
 import pytest
 from refusals import refused
 
 from soft_trainer.data.folders import list_files
 from soft_trainer.data.layouts.tables import row_files
-from soft_trainer.data.load import load_rows, read_source
-from soft_trainer.data.make_splits import Context
+from soft_trainer.data.load import load_rows
 
 LINES = "".join(json.dumps({"query": f"q{n}", "code": f"c{n}"}) + "\n" for n in range(10))
 
@@ -20,15 +18,6 @@ def write(folder, *names):
         content = LINES.encode()
         (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     return folder
-
-
-def test_a_plain_file_takes_precedence_over_its_gzipped_copy(tmp_path):
-    write(tmp_path, "train.jsonl", "train.jsonl.gz", "test.jsonl.gz")
-    assert {split: path.name for split, [path] in row_files(list_files(tmp_path)).items()} == {
-        "test": "test.jsonl.gz",
-        "train": "train.jsonl",
-    }
-    assert len(read_source(tmp_path, Context(needed=("train",)))["train"]) == 10
 
 
 @pytest.mark.parametrize(
@@ -86,14 +75,6 @@ def test_every_row_of_a_csv_file_has_the_fields_of_the_header(tmp_path, rows, me
     splits = load_rows(path)
     codes = {code for split in splits.values() for code in split.corpus["code"]}
     assert {"sorted(names, key=str)", "f(x, 3)"} <= codes and not {"a.py", None} & codes
-
-
-@pytest.mark.parametrize("lists", ['["f(x)", "g(x)"]', "['f(x)', 'g(x)']"])
-def test_a_list_in_a_csv_file_is_an_error(tmp_path, lists):
-    path = tmp_path / "rows.csv"
-    pd.DataFrame({"query": ["adds", "sorts"], "positives": ["[x for x in y]", lists]}).to_csv(path, index=False)
-    with refused(f"{path}, line 3: column 'positives' contains a list"):
-        load_rows(path)
 
 
 @pytest.mark.parametrize(

@@ -175,39 +175,6 @@ def test_the_memory_is_turned_off_and_on_again(tree, command):
     assert json.loads(out)["commits"][0]["subject"] == "Light the lantern before the harbour opens"
 
 
-def test_reading_that_was_stopped_goes_on(tree, monkeypatch):
-    for number in range(8):
-        tree.change(number % 4, f"Light the lantern number {number} of the harbour")
-    monkeypatch.setattr(reading, "_AT_ONCE", 2)
-    read = reading.ChangeReader.read
-    left = iter(range(5))
-    monkeypatch.setattr(reading.ChangeReader, "read", lambda self, commit: (next(left), read(self, commit))[1])
-    index = CodeIndex.build(tree.path, history=False)
-    store.write_settings(index.index_dir, history=True)
-    with pytest.raises(StopIteration):  # here instead of Ctrl+C
-        index.remember()
-    assert State.of(index.database).done == 4
-    counted = []
-    monkeypatch.setattr(
-        reading.ChangeReader, "read", lambda self, commit: (counted.append(commit), read(self, commit))[1]
-    )
-    index.remember()
-    assert len(counted) == 5 and index.statistics()["commits"]["kept"] == 9
-
-
-def test_a_shallow_clone_gives_what_it_has_and_then_the_rest(tree):
-    tree.change(2, "Light the lantern before the harbour opens")
-    middle = tree.change(1, "Paint the thimble with the colour of meadows")
-    tree.change(3, "Sew the orchard into a coat of autumn")
-    shallow = tree.path / ".git/shallow"
-    shallow.write_text(f"{middle}\n")
-    index = CodeIndex.build(tree.path)
-    assert index.search("lantern") == [] and found(index, "orchard") == [("f3", True)]
-    shallow.unlink()
-    index.update()
-    assert found(index, "lantern") == [("f2", True)]
-
-
 def test_a_missing_object_costs_its_commit_alone(tree, command):
     tree.change(2, "Light the lantern before the harbour opens")
     blob = tree.git.revparse_single("HEAD:src/f2.py").id

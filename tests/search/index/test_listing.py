@@ -233,6 +233,8 @@ def test_lock_files_and_data_are_skipped_and_counted(tmp_path):
         (["src"], [], set(), {"src/server.go", "src/shop/cart.py", "src/shop/dates.py"}),
         (["*.go", "README.md"], [], set(), {"src/server.go", "README.md"}),
         ([], ["build/**"], {"build/out.py"}, set()),
+        ([], ["{bin,build}/*.py"], {"build/out.py"}, set()),
+        ([], ["/build/*.py"], {"build/out.py"}, set()),
         ([], ["build/*.go"], set(), set()),
         ([], ["*.log"], {"debug.log"}, set()),
         (["**/dates.py"], ["src/**"], set(), {"src/shop/dates.py"}),

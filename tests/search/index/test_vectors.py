@@ -7,7 +7,7 @@ from trees import write_tree
 
 from soft_trainer import terminal
 from soft_trainer.encoders.text_encoder import open_encoder
-from soft_trainer.search import CodeIndex, code_index
+from soft_trainer.search import CodeIndex
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.ranking import ranking
 
@@ -47,18 +47,6 @@ def test_a_branch_that_comes_back_has_its_embeddings(tree, stub, monkeypatch, ti
     with CodeIndex.build(tree, tree.parent / "fresh", model="stub") as fresh:
         for query in ("on_other_3", BACKWARDS, "a function on a branch"):
             assert index.search(query) == fresh.search(query)
-
-
-def test_a_search_encodes_for_two_seconds_and_the_rest_comes_after_it(tree, stub, monkeypatch):
-    index = CodeIndex.build(tree, model="stub")
-    write_tree(tree, {"new.py": "\n\n\n\n".join(f"def brand_new_{n}():\n    a = {n}\n    b = a" for n in range(99))})
-    monkeypatch.setattr(code_index, "MAX_WAIT", 0)  # as if the first texts took two seconds
-    index.refresh()
-    assert index.search("brand_new_7")[0].path == "new.py"
-    assert index.notices == [f"28 of 111 chunks have embeddings; `soft-trainer index {tree}` encodes the others"]
-    index.notices.clear()
-    index.encode(wait=False)
-    assert index.search("brand_new_7")[0].path == "new.py" and not index.notices
 
 
 def test_words_change_while_chunks_are_encoded(tree, stub, monkeypatch):

@@ -1,7 +1,6 @@
 """A search shows the chunk of a file that answers, finds qualified names, and ranks code of others low."""
 
 import pytest
-from refusals import refused
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex, Search
@@ -252,6 +251,13 @@ def test_a_qualified_name_may_begin_with_modules_and_have_a_languages_signs(tmp_
     assert (best.path, best.name) == (path, name) and best.score > EXACT_MEMBER
 
 
+@pytest.mark.parametrize(
+    ("query", "kind"), [("cart->total", "symbol"), ("Cart.operator-", "symbol"), ("cart-total", "words")]
+)
+def test_a_hyphen_between_words_is_no_sign_of_a_qualified_name(query, kind):
+    assert parse_query(query).kind == kind
+
+
 def test_a_qualified_name_is_found_after_an_update_of_a_large_index(tmp_path):
     functions = "".join(f"def f{number}():\n    return 1\n" for number in range(SEGMENT_CHUNKS))
     tree = write_tree(tmp_path / "tree", {"b.py": functions, **MEMBERS})
@@ -300,18 +306,6 @@ def test_tests_come_first_if_they_are_asked_for(tmp_path):
         assert index.search(query)[0].path == "tests/test_prices.py"
     for query in ("parse_price test", "test parse_price\n\nshop/prices.py"):
         assert index.search(query)[0].path == "shop/prices.py"
-
-
-def test_a_filter_for_tests(tmp_path):
-    index = CodeIndex.build(write_tree(tmp_path / "tree", TESTED))
-    paths = {}
-    for tests in (None, "", "only", "no"):
-        paths[tests] = {result.path for result in index.search("price", tests=tests)}
-    assert paths["only"] == {"tests/test_prices.py"}
-    assert paths["no"] == {"shop/prices.py", "shop/client.py"}
-    assert paths[None] == paths[""] == paths["only"] | paths["no"]
-    with refused("tests='none': expected only or no"):
-        index.search("price", tests="none")
 
 
 DOCUMENTED = {

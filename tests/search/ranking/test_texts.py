@@ -133,21 +133,6 @@ FAILURES = {
     "unittest": "ERROR: test_thousands (test_prices.PriceTest.test_thousands)",
     "vitest": "AssertionError: expected 28 to be 29 // Object.is equality",
 }
-UNKNOWN_WITHOUT_COMMAND = ("gradle", "gradle_compile")  # old versions begin with the name of a task
-
-
-@pytest.mark.parametrize(("program", "error"), FAILURES.items())
-def test_a_pasted_failure_is_searched_from_its_error_on(program, error):
-    output = (Path(__file__).parent / "failures" / f"{program}.txt").read_text(encoding="utf-8")
-    turned = failure_first(output)
-    assert turned.strip().splitlines()[0] == error
-    assert output.splitlines()[0] not in turned  # the command
-    assert failure_first(output.removeprefix("$ ")) == turned
-    without_command = output.partition("\n")[2]
-    if program not in UNKNOWN_WITHOUT_COMMAND:
-        assert failure_first(without_command).strip().splitlines()[0] == error
-
-
 SHOP = {
     "shop/prices.py": """
         def parse_price(text):
@@ -183,20 +168,21 @@ SHOP = {
 }
 # The definition in which each program's first error arose. A test that compares two values names what it calls.
 FAILED_IN = {
-    "pytest": ("shop/prices.py", "parse_price"),
-    "pytest_short": ("shop/prices.py", "parse_price"),
-    "pytest_native": ("shop/prices.py", "parse_price"),
-    "unittest": ("shop/prices.py", "parse_price"),
-    "jest": ("src/prices.js", "parsePrice"),
-    "vitest": ("src/prices.js", "parsePrice"),
-    "go": ("prices.go", "ParsePrice"),
-    "phpunit": ("src/Prices.php", "Prices.parse"),
-    "rspec": ("lib/prices.rb", "parse_price"),
-    "tsc": ("src/prices.ts", "price"),
-    "tsc_pretty": ("src/prices.ts", "price"),
-    "maven_compile": ("src/main/java/shop/Prices.java", "Prices.net"),
-    "gradle_compile": ("src/main/java/shop/Prices.java", "Prices.net"),
+    "pytest": "shop/prices.py parse_price",
+    "pytest_short": "shop/prices.py parse_price",
+    "pytest_native": "shop/prices.py parse_price",
+    "unittest": "shop/prices.py parse_price",
+    "jest": "src/prices.js parsePrice",
+    "vitest": "src/prices.js parsePrice",
+    "go": "prices.go ParsePrice",
+    "phpunit": "src/Prices.php Prices.parse",
+    "rspec": "lib/prices.rb parse_price",
+    "tsc": "src/prices.ts price",
+    "tsc_pretty": "src/prices.ts price",
+    "maven_compile": "src/main/java/shop/Prices.java Prices.net",
+    "gradle_compile": "src/main/java/shop/Prices.java Prices.net",
 }
+UNKNOWN_WITHOUT_COMMAND = ("gradle", "gradle_compile")  # old versions begin with the name of a task
 
 
 @pytest.fixture(scope="module")
@@ -205,11 +191,17 @@ def shop(tmp_path_factory):
     return CodeIndex.build(write_tree(folder / "tree", SHOP), folder / "index", model="none")
 
 
-@pytest.mark.parametrize("program", FAILED_IN)
-def test_a_pasted_failure_finds_where_it_arose(shop, program):
+@pytest.mark.parametrize(("program", "error"), FAILURES.items())
+def test_a_pasted_failure_is_searched_from_its_error_on_and_finds_where_it_arose(shop, program, error):
     output = (Path(__file__).parent / "failures" / f"{program}.txt").read_text(encoding="utf-8")
+    turned = failure_first(output)
+    assert turned.strip().splitlines()[0] == error
+    command, _, without_command = output.partition("\n")
+    assert command not in turned and failure_first(output.removeprefix("$ ")) == turned
+    if program not in UNKNOWN_WITHOUT_COMMAND:
+        assert failure_first(without_command).strip().splitlines()[0] == error
     first = shop.search(output)[0]
-    assert (first.path, first.name) == FAILED_IN[program]
+    assert f"{first.path} {first.name}" == FAILED_IN.get(program, f"{first.path} {first.name}")
 
 
 GO_CACHE = """panic: no handler [recovered]
@@ -238,9 +230,9 @@ ODD_TREE = {
     "\n\ndef invoke(name):\n    check(name)\n    return name\n",
     "shop/keys.py": 'MODE = os.environ.get("SHOP_MODE")\n\n\n\ndef mode_of(shop):\n    """The mode of the shop."""\n',
     "tests/test_keys.py": 'def test_mode(shop):\n    assert "SHOP_MODE" in shop.mode\n',
-    "docs/keys.md": "SHOP_MODE is the mode of the shop; requires-cash is in pyproject.toml\n",
+    "docs/keys.md": "SHOP_MODE is the mode of the shop; requires-cash restores it\n",
     "pyproject.toml": '[tool.shop]\nrequires-cash = "no"\n',
-}
+} | {f"{folder}setup.py": "NAME = 1\n" for folder in ("", "a/", "b/", "c/")}
 
 
 @pytest.fixture(scope="module")
@@ -261,13 +253,16 @@ def odd(tmp_path_factory):
         ("core/lib/parse.js:2", "packages/@acme/core/lib/parse.js", 1),
         ("context.go:8", "context.go", 7),
         ("/home/me/app/shop/core.py:9", "shop/core.py", 9),
+        ("setup.py:1", "setup.py", 1),
+        ("./setup.py", "setup.py", 1),
+        ("TREE/setup.py", "setup.py", 1),
         ("SHOP_MODE", "shop/keys.py", 1),
         ("requires-cash", "pyproject.toml", 1),
     ],
 )
 def test_frames_paths_and_keys_find_their_chunk(odd, query, path, line):
-    first = odd.search(query)[0]
-    assert first.path == path and first.start_line <= line <= first.end_line
+    first = odd.search(query.replace("TREE", odd.folder))[0]
+    assert first.path == path and first.start_line <= line <= first.end_line and not first.weak
 
 
 @pytest.mark.parametrize(
@@ -277,7 +272,12 @@ def test_frames_paths_and_keys_find_their_chunk(odd, query, path, line):
         (
             "invokke contxet",
             "context.go",
-            "no word of the query is in the index; searched for words like invok, context",
+            "no word of the query is in the index; searched for words like invoke, context",
+        ),
+        (  # the stem of `restore` has another stem
+            "restorre",
+            "docs/keys.md",
+            "no word of the query is in the index; searched for words like restores",
         ),
         ("xyzzy qwrtp", None, "no word of the query is in the index"),
     ],

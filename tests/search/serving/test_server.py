@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import threading
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -39,6 +40,10 @@ def get(server, path, host=None):
     return response.status, dict(response.getheaders()), response.read().decode()
 
 
+def data(server, path):
+    return json.loads(get(server, f"/{server.token}/{path}")[2])
+
+
 def test_the_page_and_its_data(server):
     status, headers, body = get(server, f"/{server.token}/")
     assert status == 200 and "<input" in body
@@ -46,18 +51,20 @@ def test_the_page_and_its_data(server):
     assert headers["Content-Security-Policy"].startswith("default-src 'none'") and body.count(f'nonce="{nonce}"') == 2
     assert "Access-Control-Allow-Origin" not in headers
     assert "http://" not in body and "https://" not in body
-    answer = json.loads(get(server, f"/{server.token}/search?q=parse+date")[2])
+    answer = data(server, "search?q=parse+date")
     assert answer["results"][0]["name"] == "parse_date" and answer["results"][0]["lines"]
-    assert json.loads(get(server, f"/{server.token}/search?q=date&path=*.go")[2])["results"] == []
-    tests = json.loads(get(server, f"/{server.token}/search?q=total+price&tests=only")[2])["results"]
+    assert data(server, "search?q=date&path=*.go")["results"] == []
+    tests = data(server, "search?q=total+price&tests=only")["results"]
     assert [result["path"] for result in tests] == ["tests/test_cart.py"]
-    answer_to_stray = json.loads(get(server, f"/{server.token}/search?q=xqzv+parse")[2])
+    answer_to_stray = data(server, "search?q=xqzv+parse")
     assert answer_to_stray["results"][0]["weak"] and "only weak results" in answer_to_stray["notices"][0]
-    about = json.loads(get(server, f"/{server.token}/about")[2])
+    pasted = data(server, f"search?q={'xqzv+' * 3000}parse+date")
+    assert pasted["results"][0]["name"] == "parse_date"
+    about = data(server, "about")
     assert "python" in about["languages"] and about["files"] == 7 and len(about["examples"]) == 3
     assert about["evidence"] == ["words"] and 0 <= about["age"] < 60 and about["update"] is True
     assert answer["results"][0]["editor"] == f"vscode://file/{server.served.index.folder}/src/shop/dates.py:1"
-    lines = json.loads(get(server, f"/{server.token}/lines?path=README.md&start=-9&end=1")[2])
+    lines = data(server, "lines?path=README.md&start=-9&end=1")
     assert lines == {"start_line": 1, "text": "# Shop"}
     for wrong in ("path=.env&start=1&end=2", "path=README.md", "path=README.md&start=a&end=2"):
         status, _, body = get(server, f"/{server.token}/lines?{wrong}")
@@ -145,13 +152,16 @@ def test_every_text_has_enough_contrast_on_every_background_it_can_have(mode):
     assert "::placeholder { color: var(--dim); opacity: 1; }" in rules
 
 
+def shown_by(server, state):
+    """Returns the page as a browser shows it."""
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
+    return subprocess.run([*words, server.url + state], capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
 def test_the_page_in_a_browser(server):
-    def shown(state):
-        words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
-        return subprocess.run([*words, server.url + state], capture_output=True, text=True, check=True).stdout
-
+    shown = partial(shown_by, server)
     dom = shown("")
     assert ": 7 files, ranked by words" in dom and dom.count("<br><button>") == 3 and 'id="query" rows="1"' in dom
     assert 'id="query" rows="3"' in shown("#q=Traceback%0A++File+%22a.py%22%2C+line+3%0AValueError")
@@ -179,8 +189,7 @@ def test_commits_below_a_result_have_a_label(tmp_path, voting):
     repository.commit("Light the lantern before the harbour opens", {"a.py": files["a.py"]})
     with PageServer(ServedIndex(Search([CodeIndex.build(tmp_path / "tree")]), update=False)) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
-        dom = subprocess.run([*words, f"{server.url}#q=harbour"], capture_output=True, text=True, check=True).stdout
+        dom = shown_by(server, "#q=harbour")
         server.shutdown()
     label = dom.index("changed by commits with subjects similar to the query</div>")
     assert label < dom.index("Light the lantern") and dom.count('class="commit label"') == 1

@@ -24,9 +24,9 @@ from huggingface_hub import (
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 
-from soft_trainer.encoders.packaged import BASE, EXPANDED, located
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, read_json
+from soft_trainer.packaged import BASE, EXPANDED, located
 from soft_trainer.terminal import nearest
 
 CONFIG = "config.json"

@@ -8,10 +8,9 @@ from datasets import Dataset
 from refusals import refused
 from safetensors.numpy import load_file
 
-from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
-from soft_trainer.encoders import packaged
-from soft_trainer.encoders.hub_files import lasting_name, published_name
-from soft_trainer.encoders.packaged import BASE, INT8, PACKAGED, SCALES, VECTORS, WEIGHTS, common_words, located
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder, packaged
+from soft_trainer.hub_files import lasting_name, published_name
+from soft_trainer.packaged import BASE, INT8, PACKAGED, SCALES, VECTORS, WEIGHTS, common_words, located
 
 TEXTS = ["sort a list", "def quickSort(xs):\n    return sorted(xs)", "remove_file_if_exists", "()"]
 
@@ -25,8 +24,8 @@ def cache(tmp_path, monkeypatch):
     packaged._expanded.cache_clear()
 
 
-def test_it_takes_at_most_eight_megabytes():
-    assert sum(path.stat().st_size for path in PACKAGED.rglob("*")) <= 8_000_000
+def test_it_takes_at_most_twelve_megabytes():
+    assert sum(path.stat().st_size for path in PACKAGED.rglob("*")) <= 12_000_000
 
 
 def test_it_finds_a_function_by_its_description():

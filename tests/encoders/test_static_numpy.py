@@ -15,8 +15,8 @@ from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import random_model, train_tokenizer
-from soft_trainer.encoders.static import count_words, distilled
-from soft_trainer.encoders.static_encoder import StaticEncoder, is_static_folder
+from soft_trainer.encoders.static_numpy import StaticEncoder, is_static_folder
+from soft_trainer.encoders.static_torch import count_words, distilled
 from soft_trainer.encoders.text_encoder import local_folder, open_encoder
 from soft_trainer.search import CodeIndex
 

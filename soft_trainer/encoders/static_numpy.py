@@ -73,6 +73,8 @@ class StaticEncoder:
         from tokenizers import Tokenizer
 
         self._profile = read_json(folder / PROFILE_FILE)
+        # As in `log_weights` in `pooling.py`. A folder of an earlier release does not have the field.
+        self._log = self._profile.get("token_weights") == "log"
         files = [file_fingerprint(folder / file) for file in (WEIGHTS, TOKENIZER)]
         self.fingerprint = fingerprint("static", files, json.dumps(self._profile, sort_keys=True))
         self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
@@ -101,22 +103,43 @@ class StaticEncoder:
         length = self._profile[f"{side}_length"]
         texts = [prefix + text for text in texts]
         if side == "query":  # a search has one query, which does not need SciPy
-            sums = np.array([self._vectors[ids[:length]].sum(0) for ids in self._tokenized(texts)])
+            sums = np.array([self._sum(ids[:length]) for ids in self._tokenized(texts)])
         elif self._splits_words and length >= NO_LENGTH:
             sums = self._sums_of_words(texts)
         else:
-            sums = _sums([ids[:length] for ids in self._tokenized(texts)], self._vectors)
+            rows = [ids[:length] for ids in self._tokenized(texts)]
+            sums = self._saturated(_counts(rows, len(self._vectors))) @ self._vectors
         # There is no need to divide the sums by the number of tokens, because embeddings have unit length.
         return normalized(sums.reshape(len(texts), -1)[:, : self.dimensions])
 
+    def _sum(self, ids: list[int]) -> np.ndarray:
+        """Sums the token vectors of a text, with the weights of the profile. Returns float32[d]."""
+        if not self._log:
+            return self._vectors[ids].sum(0)
+        tokens, counts = np.unique(np.array(ids, np.int64), return_counts=True)
+        return np.log1p(counts, dtype=np.float32) @ self._vectors[tokens]
+
     def _sums_of_words(self, texts: list[str]) -> np.ndarray:
-        """Sums each text's token vectors. Returns float32[n, d]. The sum for a distinct word is computed only once."""
+        """Sums each text's token vectors, with the weights of the profile. Returns float32[n, d].
+
+        The tokens of a distinct word are looked up only once.
+        """
         words = [self._words(text) for text in texts]
         distinct = set(chain.from_iterable(words))
         self._learn(distinct)
-        word_vectors = _sums([self._ids[word] for word in distinct], self._vectors)
+        tokens = _counts([self._ids[word] for word in distinct], len(self._vectors))
         number = {word: position for position, word in enumerate(distinct)}
-        return _sums([list(map(number.__getitem__, text)) for text in words], word_vectors)
+        texts_words = _counts([list(map(number.__getitem__, text)) for text in words], len(distinct))
+        if self._log:
+            return self._saturated(texts_words @ tokens) @ self._vectors
+        return texts_words @ (tokens @ self._vectors)
+
+    def _saturated(self, counts):
+        """Returns how much each token counts in each text, given how often it occurs there, csr_array[n, tokens]."""
+        if self._log:
+            counts.sum_duplicates()
+            np.log1p(counts.data, out=counts.data)
+        return counts
 
     def _tokenized(self, texts: list[str]) -> list[list[int]]:
         """Returns each text's token ids. Tokenizing each distinct word only once is three times as fast."""
@@ -156,11 +179,10 @@ class StaticEncoder:
         return self._tokenizer.encode(PROBE).ids == list(chain.from_iterable(words))
 
 
-def _sums(rows: Sequence[Sequence[int]], vectors: np.ndarray) -> np.ndarray:
-    """Sums the vectors at each row's indices. Returns float32[rows, d]."""
+def _counts(rows: Sequence[Sequence[int]], size: int):
+    """Counts each row's numbers, which are below `size`. Returns a sparse csr_array, float32[rows, size]."""
     from scipy.sparse import csr_array  # slow to import, and a search has too few to need it
 
     ends = np.cumsum([0, *map(len, rows)])
     numbers = np.fromiter(chain.from_iterable(rows), np.int32, ends[-1])
-    counts = csr_array((np.ones(len(numbers), np.float32), numbers, ends), shape=(len(rows), len(vectors)))
-    return counts @ vectors
+    return csr_array((np.ones(len(numbers), np.float32), numbers, ends), shape=(len(rows), size))

@@ -1,7 +1,8 @@
 """Defines static encoders, which have one vector per token. A text's embedding is the normalised mean of the vectors.
 
-A static encoder's folder loads in `AutoModel`, sentence-transformers, model2vec and `load_encoder`, with equal
-embeddings. `AutoModel` loads an XLNet without layers, which returns the token vectors of a text of any length.
+A static encoder's folder loads in `AutoModel`, sentence-transformers, model2vec and `load_encoder`. Embeddings are
+equal if the profile has `token_weights="count"`; the other libraries do not know "log". `AutoModel` loads an XLNet
+without layers, which returns the token vectors of a text of any length.
 
 Unknown tokens are excluded from the mean, as in model2vec, and their vector is 0, so that it makes no difference where
 a library includes them. The embedding of a text without a known token is 0.
@@ -32,8 +33,9 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from soft_trainer.encoders.encoding import UNKNOWN_TOKEN, Encoder, at_least_float32, embed, tokenize
+from soft_trainer.encoders.pooling import SMALLEST_WEIGHT
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
-from soft_trainer.encoders.static_encoder import NO_LENGTH
+from soft_trainer.encoders.static_numpy import NO_LENGTH
 from soft_trainer.errors import UserError
 
 MODEL2VEC_TENSOR = "embeddings"  # the name by which model2vec and sentence-transformers find the vectors
@@ -44,6 +46,7 @@ LONGEST_WORD = 100  # characters; WordPiece treats a longer word as unknown
 PADDING = "[PAD]"
 UNKNOWN = "[UNK]"
 SPECIAL = (PADDING, UNKNOWN)
+PIECE = 128  # tokens; `embedding_bag` adds one vector after the other, which is exact to 1e-5 for 5,000 tokens
 CHARACTERS = string.ascii_lowercase + string.digits
 
 
@@ -51,7 +54,7 @@ class StaticModel(XLNetModel):
     """An XLNet without layers, which looks up token vectors and ignores attention masks and positions."""
 
     # In training, `encode` passes `mean_over`, which saves the memory for the vectors of all tokens and padding.
-    # Otherwise it computes the mean itself, which is exact to 1e-6 for 5,000 tokens; `embedding_bag` is exact to 1e-4.
+    # Otherwise it computes the mean itself.
     takes_means = True
     _keys_to_ignore_on_load_unexpected = [MODEL2VEC_TENSOR]
 
@@ -72,29 +75,38 @@ class StaticModel(XLNetModel):
         """Returns the token vectors as `last_hidden_state`, Tensor[B, L, d].
 
         Args:
-            mean_over: BoolTensor or LongTensor[B, L], the tokens to average. If set, only each text's mean is
-                returned, as `pooler_output`, Tensor[B, d]. The mean is 0 for a text without tokens.
+            mean_over: the tokens to average, BoolTensor or LongTensor[B, L], or their weights, FloatTensor[B, L]. If
+                set, only each text's mean is returned, as `pooler_output`, Tensor[B, d]. The mean is 0 for a text
+                without tokens.
         """
         if mean_over is None:
             return BaseModelOutputWithPooling(last_hidden_state=self.word_embedding(input_ids))
-        tokens, starts = bags(input_ids, mean_over.bool())
         vectors = at_least_float32(self.word_embedding.weight)
-        means = F.embedding_bag(tokens, vectors, starts, mode="mean")
-        return BaseModelOutputWithPooling(pooler_output=means[: len(input_ids)])
+        shares = mean_over.to(vectors) / mean_over.sum(1, keepdim=True).clamp(min=SMALLEST_WEIGHT)
+        size = min(PIECE, input_ids.shape[1])
+        spare = -input_ids.shape[1] % size
+        pieces = [F.pad(each, (0, spare)).view(-1, size) for each in (input_ids, shares)]
+        tokens, shares, starts = bags(*pieces)
+        sums = F.embedding_bag(tokens, vectors, starts, mode="sum", per_sample_weights=shares)[: len(pieces[0])]
+        return BaseModelOutputWithPooling(pooler_output=sums.view(len(input_ids), -1, sums.shape[1]).sum(1))
 
 
-def bags(input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the tokens that `mask`, BoolTensor[B, L], selects, in order, and where each text's tokens start.
+def bags(input_ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the tokens with a weight, in order, their weights, and where each text's tokens start.
 
     On a CPU or a Mac, there are only these tokens. The host cannot know their number without waiting for a GPU, so on
     a GPU all other tokens follow, as the last of B + 1 texts.
+
+    Args:
+        weights: the weight of each token, Tensor[B, L], 0 for a token to drop.
     """
+    mask = weights.bool()
     lengths = mask.sum(1)
     ends = lengths.cumsum(0)
     if mask.device.type in ("cpu", "mps"):
-        return input_ids[mask], ends - lengths
+        return input_ids[mask], weights[mask], ends - lengths
     order = mask.flatten().byte().argsort(descending=True, stable=True)
-    return input_ids.flatten()[order], torch.cat([ends.new_zeros(1), ends])
+    return input_ids.flatten()[order], weights.flatten()[order], torch.cat([ends.new_zeros(1), ends])
 
 
 def is_static(config: PretrainedConfig) -> bool:

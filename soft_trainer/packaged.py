@@ -19,7 +19,7 @@ from soft_trainer.files import read_json
 from soft_trainer.fingerprints import folder_fingerprint
 
 BASE = "base"
-PACKAGED = Path(__file__).with_name(BASE)
+PACKAGED = Path(__file__).parent / "encoders" / BASE
 EXPANDED = Path(HF_HOME) / "soft_trainer" / BASE  # one folder for each version of `base`
 WEIGHTS = "model.safetensors"
 VECTORS = ("word_embedding.weight", "embeddings")  # the names of the vectors in `AutoModel` and in model2vec

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import math
+import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -16,13 +19,22 @@ from soft_trainer import load_encoder
 from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.encoding import Encoder, encode, pad
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.encoders.loading import given_encoder
-from soft_trainer.encoders.packaged import located
-from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.encoders.loading import check_model, given_encoder
+from soft_trainer.encoders.onnx import normalized
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.encoders.scratch import random_model, train_tokenizer
-from soft_trainer.encoders.static import CHARACTERS, SPECIAL, count_words, distilled, static_model, word_tokenizer
+from soft_trainer.encoders.static_torch import (
+    CHARACTERS,
+    SPECIAL,
+    count_words,
+    distilled,
+    static_model,
+    word_tokenizer,
+)
 from soft_trainer.encoders.text_encoder import open_encoder
+from soft_trainer.files import PROFILE_FILE
 from soft_trainer.losses import info_nce
+from soft_trainer.packaged import located
 
 WORDS = "sort a list with quick sort write text to file read all lines remove if it exists reverse string".split()
 LONG = " ".join(np.random.default_rng(0).choice(WORDS, 5000))
@@ -51,19 +63,92 @@ def static(tmp_path, model, tokenizer, profile):
     return encoder, tmp_path
 
 
-def test_an_embedding_is_the_mean_of_the_vectors_of_the_tokens(static):
-    encoder, _ = static
-    vectors = encoder.model.word_embedding.weight.detach()
-    for text in TEXTS:
-        ids = encoder.tokenizer(text, verbose=False)["input_ids"]
-        mean = vectors[ids].double().mean(0)
-        expected = mean / mean.norm()
-        assert torch.allclose(encoder.encode_codes([text])[0].double(), expected, atol=1e-6)
+@pytest.fixture
+def plain(static):
+    """Returns the same encoder with the plain mean, which all libraries compute, and its folder."""
+    encoder, folder = static
+    profile = encoder.profile.replace(token_weights="count")
+    profile.save(folder)
+    return dataclasses.replace(encoder, profile=profile), folder
+
+
+def repeating(tokenizer, length, kinds):
+    """Makes a text of `length` tokens, of which at most `kinds` are different."""
+    words = sorted(word for word in tokenizer.get_vocab() if word.isalnum())
+    generator = np.random.default_rng(length + kinds)
+    return " ".join(generator.choice(generator.choice(words, kinds), length))
+
+
+@pytest.mark.parametrize(
+    ("weights", "length"), [*(("log", length) for length in (1, 2, 30, 300, 5000)), ("count", 1), ("count", 30)]
+)
+def test_an_embedding_is_the_weighted_mean_in_training_evaluation_and_search(request, weights, length):
+    encoder, folder = request.getfixturevalue({"log": "static", "count": "plain"}[weights])
+    vectors = encoder.model.word_embedding.weight.detach().double().numpy()
+    texts = [repeating(encoder.tokenizer, length, kinds) for kinds in (1, 2, 5, 30)] + ["ж " * length + "sort"]
+    expected = []
+    items = encoder.tokenizer(texts, verbose=False)["input_ids"]
+    for ids in items:
+        counts = Counter(ids)
+        del counts[encoder.tokenizer.unk_token_id]
+        share = [math.log1p(count) if weights == "log" else count for count in counts.values()]
+        total = share @ vectors[list(counts)]
+        expected.append(total / np.linalg.norm(total))
+    lightly = open_encoder(folder)
+    found = {
+        "evaluation": load_encoder(folder, device="cpu").encode_queries(texts).numpy(),
+        "training": encode(encoder.model.train(), encoder.profile, pad(items, 0)).numpy(force=True),
+        "NumPy, queries": lightly.encode(texts, "query"),
+        "NumPy, functions": lightly.encode(texts, "code"),
+    }
+    for path, embeddings in found.items():
+        assert np.allclose(embeddings, expected, rtol=0, atol=1e-6), path
+
+
+def test_tokens_that_pooling_skips_and_tokens_beyond_the_length_do_not_count(static):
+    encoder, folder = static
+    skipping = encoder.profile.replace(include_prompt=False, query_prefix="sort ")
+    prompted = dataclasses.replace(encoder, profile=skipping)
+    torch.testing.assert_close(prompted.encode_queries(["sort a list"]), encoder.encode_queries(["sort a list"]))
+    cut = encoder.profile.replace(query_length=3, code_length=3)
+    cut.save(folder)
+    text = "sort sort list list list list list"
+    expected = encoder.encode_queries(["sort sort list"])
+    for side in ("query", "code"):
+        for found in (dataclasses.replace(encoder, profile=cut), open_encoder(folder)):
+            assert np.allclose(found.encode([text], side), expected, atol=1e-6)
+
+
+def test_a_folder_without_the_field_is_a_plain_mean(plain):
+    encoder, folder = plain
+    known = load_encoder(folder, device="cpu")
+    fields = json.loads((folder / PROFILE_FILE).read_text())
+    del fields["token_weights"]
+    (folder / PROFILE_FILE).write_text(json.dumps(fields))
+    loaded = load_encoder(folder, device="cpu")
+    assert torch.equal(loaded.encode_codes(TEXTS), known.encode_codes(TEXTS))
+    assert loaded.fingerprint == known.fingerprint
+    vectors = encoder.model.word_embedding.weight.detach().numpy()
+    query = vectors[encoder.tokenizer("sort sort list")["input_ids"]].sum(0)
+    assert np.array_equal(open_encoder(folder).encode(["sort sort list"], "query"), normalized(query[None]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_weights": "sqrt"}, "token_weights='sqrt': use one of count, log"),
+        ({"token_weights": "log", "pooling": "cls"}, "token_weights=log: needs pooling=mean, not cls"),
+        ({"token_weights": "log", "pooling": "mean"}, "token_weights=log: RobertaModel is not a static encoder"),
+    ],
+)
+def test_other_weights_are_refused(model, profile, changes, message):
+    with refused(message):
+        check_model(model, profile.replace(**changes))
 
 
 @pytest.mark.slow
-def test_every_library_gives_the_same_embeddings(static):
-    encoder, folder = static
+def test_every_library_gives_the_same_embeddings(plain):
+    encoder, folder = plain
     expected = encoder.encode_codes(TEXTS).numpy()
     assert np.allclose(load_encoder(folder, device="cpu").encode_queries(TEXTS), expected, atol=1e-6)
     assert np.allclose(SentenceTransformer(str(folder), device="cpu").encode(TEXTS), expected, atol=1e-6)
@@ -80,18 +165,23 @@ def test_every_library_gives_the_same_embeddings(static):
 def test_the_files_of_sentence_transformers_give_the_same_encoder(static, tmp_path):
     encoder, folder = static
     model = SentenceTransformer(str(folder), device="cpu")
-    assert given_encoder(model)[2].query_length == encoder.profile.query_length
+    given = Encoder(*given_encoder(model))
+    assert given.profile.query_length == encoder.profile.query_length
+    torch.testing.assert_close(given.encode_codes(TEXTS), encoder.encode_codes(TEXTS), atol=1e-6, rtol=0)
     model.save(str(tmp_path / "again"), create_model_card=False)
     again = load_encoder(tmp_path / "again", device="cpu")
-    torch.testing.assert_close(again.encode_codes(TEXTS), encoder.encode_codes(TEXTS), atol=1e-6, rtol=0)
+    plain = dataclasses.replace(encoder, profile=encoder.profile.replace(token_weights="count"))
+    torch.testing.assert_close(again.encode_codes(TEXTS), plain.encode_codes(TEXTS), atol=1e-6, rtol=0)
 
 
 @pytest.fixture(params=["base", "distilled"])
-def with_unknown_words(request, static):
-    """Returns a folder of a static encoder, and the encoder."""
-    if request.param == "base":
-        return located("base"), load_encoder("base", device="cpu")
-    return static[1], static[0]
+def with_unknown_words(request, plain, tmp_path):
+    """Returns a folder of a static encoder with the plain mean, and the encoder."""
+    if request.param == "distilled":
+        return plain[1], plain[0]
+    folder = shutil.copytree(located("base"), tmp_path / "base")
+    EncoderProfile.load(folder / PROFILE_FILE).replace(token_weights="count").save(folder)
+    return folder, load_encoder(folder, device="cpu")
 
 
 @pytest.mark.slow
@@ -236,7 +326,7 @@ def test_a_checkpoint_leaves_no_tensor_unread(static):
 
 
 def test_an_encoder_from_scratch_without_layers_is_static(tmp_path):
-    profile = PROFILES["static"].replace(query_length=16, code_length=32)
+    profile = PROFILES["static"].replace(query_length=16, code_length=32, token_weights="count")
     tokenizer = train_tokenizer(TEXTS, profile, 300, ends=False)
     encoder = Encoder(random_model("32x0", tokenizer, profile).eval(), tokenizer, profile)
     export_encoder(encoder.model, tokenizer, profile, tmp_path)

@@ -8,8 +8,8 @@ from huggingface_hub import constants
 from refusals import refused
 
 from soft_trainer.data.layouts.codesearchnet import load_hub
-from soft_trainer.encoders.hub_files import repository_file
 from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.hub_files import repository_file
 
 
 @pytest.fixture
