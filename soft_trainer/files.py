@@ -161,7 +161,7 @@ def check_free(folder: str | Path, patterns: Iterable[str]) -> None:
         more = f" and {len(held) - 4} more" if len(held) > 4 else ""
         raise UserError(
             f"output_dir={folder}: has {', '.join(held[:4])}{more}, which would be overwritten; set another "
-            "output_dir, or overwrite=true"
+            "--output_dir, or --overwrite true"
         )
 
 

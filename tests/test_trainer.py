@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import normalize
-from trainings import SameLength, batches_of, losses_of
+from trainings import SameLength, losses_of
 from transformers import TrainerCallback
 
-from soft_trainer import BM25Estimator, losses
-from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.run.folder import mark_complete, newest_complete
 from soft_trainer.training.finite import NotFiniteError
@@ -51,36 +49,6 @@ def test_the_log_tells_of_the_weights(train):
     assert entry["weight_at_floor"] == pytest.approx(float((negatives <= 0.1).float().mean()), abs=1e-6)
 
 
-def test_the_loss_is_that_of_the_formula_on_the_rows_of_the_batch(trainer_of, model):
-    model.eval()
-    trainer = trainer_of()
-    batch = batches_of(trainer)[0]
-    with torch.no_grad(), trainer.running():
-        loss = trainer.compute_loss(model, batch)
-        queries, codes = map(normalize, trainer.embeddings(model, batch))
-    similarity = BM25Estimator()
-    similarity.fit(Split.from_pairs(trainer.train_dataset.select(batch.rows.tolist())))
-    n = len(batch.rows)
-    estimated = similarity.similarity(range(n), range(n))
-    weights = trainer.criterion.targets(torch.arange(n), similarity=estimated).weights
-    expected = losses.soft_info_nce(20 * queries @ codes.T, weights.float())
-    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-
-
-@pytest.mark.slow
-def test_accumulating_two_batches_is_not_one_batch_of_twice_the_size(trainer_of):
-    # Negatives come from one batch: accumulation averages two losses with 7 negatives, not one loss with 15.
-    logged = []
-    for size, accumulated in ((8, 2), (16, 1)):
-        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated}
-        trainer = trainer_of(estimator=None, max_steps=1, seed=1, **options)
-        trainer.model.eval()
-        trainer.train()
-        logged.append(trainer.state.log_history[0]["loss"])
-    assert logged[0] == pytest.approx(torch.log(torch.tensor(8.0)).item(), rel=0.25)
-    assert logged[1] > logged[0] + 0.3
-
-
 def test_evaluation_equals_brute_force(trainer_of, model):
     trainer = trainer_of()
     output = trainer.predict(trainer.eval_dataset)
@@ -103,10 +71,6 @@ def test_a_short_last_batch_trains_with_weights_of_one(train):
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(entries) == 2 and entries[1]["weight_mean"] == 1.0
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
-
-
-def test_the_last_short_batch_is_dropped_by_default(trainer_of):
-    assert [len(batch.rows) for batch in batches_of(trainer_of(per_device_train_batch_size=10))] == [10, 10]
 
 
 @pytest.mark.parametrize(

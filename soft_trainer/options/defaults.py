@@ -37,14 +37,8 @@ SCHEDULES = {
     "pretrained": (2e-5, 10, 0, 32, True),
 }
 RANDOM = {"estimator": "bm25", "train_sampling_strategy": "random", "weighting": "linear"}
-METHODS = {
-    "search": {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"},
-    "distilled": RANDOM,  # and the teacher in the encoder's profile
-    "base": RANDOM,
-    "static": RANDOM,
-    "scratch": RANDOM,
-    "pretrained": RANDOM,
-}
+SIMILAR = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
+METHODS = dict.fromkeys(SCHEDULES, RANDOM) | {"search": SIMILAR}  # "distilled" also has the teacher in the profile
 TITLES = {
     "search": "an encoder trained for search",
     "distilled": "an encoder with a stored teacher",

@@ -43,6 +43,9 @@ def banner(
         distributed_type: the kind of parallelism, such as `MULTI_GPU`.
     """
     rows = {**loss, **setup}
+    if rows.get("loss") == "info_nce":
+        rows["loss"] = "info_nce, no weights"
+    rows = {label: value for label, value in rows.items() if value is not None}
     if getattr(args, "precision_is_default", False):
         rows["precision"] += f" (default: this {args.device.type.replace('cuda', 'gpu').upper()} computes in it)"
     if setup["processes"] > 1:
@@ -218,7 +221,7 @@ def print_results(run) -> None:
 
 def print_examples(run) -> None:
     """Prints some queries with their top functions. The queries come from test if test was measured."""
-    number = run.trainer.args.examples
+    number = getattr(run.trainer.args, "examples", 0)
     if number and run.measured:
         name = min(run.outputs, key=lambda each: not each.startswith("test"))
         outputs = run.outputs[name]

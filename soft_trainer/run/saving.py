@@ -12,7 +12,7 @@ from transformers import Trainer
 
 from soft_trainer.data.trained_rows import write_trained_rows
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.files import reporting_disk_errors, write_text
+from soft_trainer.files import PROFILE_FILE, reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
 from soft_trainer.model_card import write_model_card
 from soft_trainer.run.record import evaluated_results, trainer_record
@@ -64,8 +64,19 @@ class SavingTrainer(Trainer):
     # ---- The card and the Hub ----
 
     def create_model_card(self, folder: str | Path | None = None) -> Path | None:
-        """Writes the model card into a folder, by default the output folder. Returns its path, or None on failure."""
-        return write_model_card(folder or self.args.output_dir, self.record())
+        """Writes the model card into a folder, by default the output folder. Every process calls this method.
+
+        The card describes the encoder in the folder, so a folder without an encoder gets it too.
+
+        Returns:
+            The path of the card on the main process, or None on other processes.
+        """
+        folder = Path(folder or self.args.output_dir)
+        if not (folder / PROFILE_FILE).is_file():
+            super().save_model(str(folder), _internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        return write_model_card(folder, self.record())
 
     def record(self) -> dict[str, object]:
         """Returns the run's record, which the card, `run.json` and the report are written from (see `model_card`)."""

@@ -35,7 +35,6 @@ class PlannedTrainer(SavingTrainer):
         starting: the encoder before training.
         encoder: the profile of the encoder.
         train_split: the training rows, or None.
-        estimator_callback: the callback that supplies the weights, or None.
         plan: the checked settings.
         passes: how forward passes run.
     """
@@ -44,7 +43,6 @@ class PlannedTrainer(SavingTrainer):
         self.starting = setup.starting
         self.encoder = setup.encoder
         self.train_split = setup.train_split
-        self.estimator_callback = setup.estimator_callback
         self.plan = setup.plan
         self.passes = Passes()
         self._passes_of = None  # the model and the settings that `passes` is about
@@ -70,17 +68,18 @@ class PlannedTrainer(SavingTrainer):
         It replaces the default estimator.
         """
         (callback,) = with_estimators([callback])
-        if isinstance(callback, EstimatorCallback) and self.estimator_callback and self.estimator_callback.by_default:
+        if not isinstance(callback, EstimatorCallback):
+            super().add_callback(callback)
+            return
+        if self.estimator_callback and self.estimator_callback.by_default:
             self.remove_callback(self.estimator_callback)
-            self.estimator_callback = None
             if getattr(self.args, "origins", None) is not None:
                 self.args.estimator = estimator_name(callback.estimator)
                 self.args.origins["estimator"] = "you"
+        find_estimator_callback([self.estimator_callback, callback])  # raises UserError if there are two
         super().add_callback(callback)
-        if isinstance(callback, EstimatorCallback):
-            self.estimator_callback = find_estimator_callback({self.estimator_callback, callback})
-            self._bind_estimator()
-            self.resolve()
+        self._bind_estimator()
+        self.resolve()
 
     def resolve(self) -> None:
         """Derives the training plan from the current `args`, unless nothing has changed since the last time.
@@ -153,11 +152,15 @@ class PlannedTrainer(SavingTrainer):
         return self.plan.criterion
 
     @property
+    def estimator_callback(self) -> EstimatorCallback | None:
+        """The callback that supplies the weights, or None."""
+        return find_estimator_callback(self.callback_handler.callbacks)
+
+    @property
     def estimator(self):
         """The estimator that supplies the weights, or None."""
-        if self.estimator_callback is None:
-            return None
-        return self.estimator_callback.estimator
+        callback = self.estimator_callback
+        return callback and callback.estimator
 
     @property
     def evaluated_dims(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
 from transformers.utils import logging
@@ -45,12 +45,6 @@ class RunDetails:
     followed: Sequence[str] = ()
     about: Mapping[str, object] = field(default_factory=dict)
     options: Sequence = ()
-
-    def measuring(self, eval_dataset: Split | Mapping[str, Split] | None) -> RunDetails:
-        """Returns the details, with a trainer's evaluation rows as the sets to measure if there are no others."""
-        if self.measured is not None or eval_dataset is None:
-            return self
-        return replace(self, measured=eval_dataset if isinstance(eval_dataset, Mapping) else {"eval": eval_dataset})
 
 
 @dataclass

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -88,7 +89,10 @@ class RunTrainer(PlannedTrainer):
     def __init__(self, setup: Setup, details: RunDetails, **kwargs):
         args = setup.args
         split = setup.train_split
-        self.details = details.measuring(setup.eval_dataset)
+        sets = setup.eval_dataset
+        if details.measured is None and sets is not None:
+            details = replace(details, measured=sets if isinstance(sets, Mapping) else {"eval": sets})
+        self.details = details
         self._content_before: dict[str, object] = {}
         if getattr(args, "report", False) and not details.options:
             self._content_before = setup.starting.fingerprint()
@@ -223,7 +227,7 @@ class RunTrainer(PlannedTrainer):
             self.report = Measurements(self)
             if self.starting.name:
                 warn_of_trained_pairs(self.details.measured, self.starting.name, self.encoder)
-            self.report.measure(system, self.args.lexical, top_k)
+            self.report.measure(system, getattr(self.args, "lexical", True), top_k)
             finish(self.report)
         return self.report
 

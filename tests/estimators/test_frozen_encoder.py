@@ -1,13 +1,18 @@
 import json
 import pickle
+import shutil
 
+import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
 from soft_trainer import SimCSEEstimator, TrainedModelEstimator, load_encoder
 from soft_trainer.data import array_cache
 from soft_trainer.data.split import Split
+from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.neighbours import Excluded
 
 
 @pytest.fixture
@@ -52,6 +57,24 @@ def test_a_second_run_takes_the_rows_from_disk(dataset, encoder_dir, tmp_path, c
     assert count_encodings == [24, 24]  # all queries and all codes, each once
     TrainedModelEstimator(encoder_dir, cache_dir=None).fit(Split.from_pairs(dataset))
     assert len(count_encodings) == 4
+
+
+@pytest.mark.parametrize("changed", ["docstring_tokens", "code_tokens", "encoder"])
+def test_what_was_made_from_other_rows_or_another_encoder_is_not_read(rows, encoder_dir, tmp_path, changed):
+    folder = shutil.copytree(encoder_dir, tmp_path / "encoder")
+
+    def results(cache) -> tuple[list, list]:
+        estimator = TrainedModelEstimator(folder, cache_dir=cache)
+        estimator.fit(Split.from_pairs(Dataset.from_list(rows)))
+        nearest = estimator.neighbours(3, Excluded(np.arange(len(rows))))
+        return estimator.similarity(range(24), range(24)).tolist(), nearest.scores.tolist()
+
+    before = results(tmp_path / "cache")
+    if changed == "encoder":
+        resolve_profile(folder).replace(pooling="cls").save(folder)
+    else:
+        rows = [row | {changed: [*row[changed][:3], "twice"]} for row in rows]
+    assert before != results(tmp_path / "cache") == results(None)
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-40], lambda b: b[:-4] + bytes(4), lambda b: b""])

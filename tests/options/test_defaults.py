@@ -62,14 +62,6 @@ def test_an_encoder_of_sentences_gets_hard_batches_which_is_reported(options_aft
     ) in capsys.readouterr().err
 
 
-def test_what_is_given_stays(options_after):
-    given = {"learning_rate": 1e-5, "num_train_epochs": 3}
-    assert options_after("--learning_rate", "1e-5", "--num_train_epochs=3") == CHOSEN | given
-    assert options_after("--learning-rate", "1e-5") == CHOSEN | {"learning_rate": 1e-5}
-    assert options_after("--warmup_steps", "0") == CHOSEN | {"warmup_steps": 0}
-    assert options_after("--distill_weight", "0.3") == CHOSEN
-
-
 @pytest.mark.parametrize(
     ("words", "rate"),
     [
@@ -85,10 +77,6 @@ def test_an_adapter_has_its_own_learning_rate(options_after, words, rate):
     # The profile in the recipe would not fit the tiny encoder.
     options = options_after(*words, "--lora_r", "4", "--profile", "codebert", names=names)
     assert options["learning_rate"] == rate
-
-
-def test_an_adapter_keeps_the_rest_of_the_recipe(options_after):
-    assert options_after("--lora_r", "4") == CHOSEN | {"learning_rate": 1e-4}
 
 
 def test_a_recipe_with_an_adapter_keeps_its_learning_rate(options_after, tmp_path):
@@ -285,15 +273,6 @@ def test_the_table_says_who_chose(trainer_of, encoder_dir, capsys, tmp_path):
     expected = {"learning rate": "encoder", "epochs": "recipe", "warm-up": "you", "batches": "encoder"}
     expected |= {"alpha": "recipe", "weighting": "you, by alpha"}
     assert {label: found[label] for label in expected} == expected
-
-
-def test_other_encoders_keep_theirs(options_after, encoder_dir, tmp_path):
-    assert options_after("--from_scratch", "32x1", model=None)["estimator"] == "bm25"
-    for file in ("config.json", "soft_trainer.json"):
-        (tmp_path / "plain" / file).parent.mkdir(exist_ok=True)
-        (tmp_path / "plain" / file).write_bytes((encoder_dir / file).read_bytes())
-    assert options_after(model=tmp_path / "plain")["estimator"] == "bm25"  # not saved for sentence-transformers
-    assert options_after("--score_function", "dot")["estimator"] == "bm25"
 
 
 def test_a_run_that_only_evaluates_chooses_nothing(options_after, capsys):

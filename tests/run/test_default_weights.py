@@ -5,7 +5,13 @@ from datasets import Dataset
 from refusals import refused
 from transformers import TrainingArguments
 
-from soft_trainer import BM25Estimator, ScoresEstimator, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer import (
+    BM25Estimator,
+    EstimatorCallback,
+    ScoresEstimator,
+    SoftInfoNCETrainer,
+    SoftInfoNCETrainingArguments,
+)
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 
 
@@ -74,7 +80,8 @@ def test_the_table_before_training_says_which_loss(made, name, capsys):
     trainer._prepare_training()
     said = capsys.readouterr().err
     (row,) = [line for line in said.splitlines() if line.startswith("| loss ")]
-    assert f" {loss} " in row
+    assert (f" {loss}, no weights " if loss == "info_nce" else f" {loss} ") in row
+    assert ("| estimator " in said) == (estimator is not None)
     explained = loss == "info_nce" and name not in ("no estimator", "InfoNCE")
     assert said.count("loss=info_nce: ") == explained
 
@@ -87,8 +94,13 @@ def test_another_estimator_replaces_the_default_but_not_one_that_was_chosen(made
         assert sum(hasattr(each, "estimator") for each in trainer.callback_handler.callbacks) == 1
         with refused("only one estimator is allowed"):
             trainer.add_callback(BM25Estimator())
+    trainer.remove_callback(EstimatorCallback)
+    trainer.resolve()
+    assert trainer.estimator is None and trainer.criterion.loss == "info_nce"
     with refused("only one estimator is allowed"):
         made(args={"estimator": "bm25"}).add_callback(BM25Estimator())
+    with refused("only one estimator is allowed"):
+        made(callbacks=[BM25Estimator(), BM25Estimator()])
     rows = dataset.add_column("negatives", ["def f(): pass"] * 24).add_column("scores", [[1.0, 0.5]] * 24)
     assert type(made(args=dict(PLAIN), rows=rows, callbacks=[ScoresEstimator()]).estimator) is ScoresEstimator
 
@@ -110,9 +122,12 @@ def test_an_estimator_that_encodes_more_than_the_steps_read_says_so(made, option
     assert (line.replace("steps", f"{options.get('max_steps')} steps") in capsys.readouterr().err) == said
 
 
-def test_an_evaluation_alone_has_no_estimator(made, dataset):
-    for args in (PLAIN, {}):
-        assert made(args=dict(args), rows=None, eval_dataset=dataset).estimator is None
+@pytest.mark.parametrize("args", [PLAIN, {}], ids=["plain", "ours"])
+def test_an_evaluation_alone_has_no_estimator_and_is_measured_and_described(made, dataset, args):
+    trainer = made(args=dict(args), rows=None, eval_dataset=dataset)
+    assert trainer.estimator is None
+    assert trainer.measure().results["eval"]["untrained"]["mrr"] > 0
+    assert trainer.create_model_card().is_file()  # nothing was saved before
 
 
 @pytest.mark.slow

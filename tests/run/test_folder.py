@@ -232,7 +232,7 @@ def test_distil_never_replaces_its_teacher_and_an_encoder_only_if_asked(encoder_
             run_command(["distil", str(teacher), "--output_dir", str(teacher), "--dimensions", "8", *words])
     other = tmp_path / "other"
     shutil.copytree(encoder_dir, other)
-    with refused("config.json", "which would be overwritten", "overwrite=true"):
+    with refused("config.json", "which would be overwritten", "--overwrite true"):
         run_command(["distil", str(teacher), "--output_dir", str(other), "--dimensions", "8"])
     assert (teacher / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes() == before
 

@@ -1,15 +1,11 @@
 """Training with hard negatives, either mined or from a column of the rows."""
 
-import json
-
 import pytest
 import torch
 from datasets import Dataset
-from torch.nn.functional import normalize
-from trainings import OWN, SameLength, batches_of, bm25, fitted, gradients, initial
+from trainings import OWN, SameLength, batches_of, bm25, check_plain, fitted, initial, known_positives
 
 from soft_trainer import BM25Estimator
-from soft_trainer.encoders.encoding import encode, pad
 from soft_trainer.errors import UserError
 from soft_trainer.run.record import setup_table
 from soft_trainer.training.sampler import GlobalRows
@@ -17,51 +13,6 @@ from soft_trainer.training.sampler import GlobalRows
 
 def with_column(rows, values) -> Dataset:
     return Dataset.from_list([row | {"negatives": value} for row, value in zip(rows, values, strict=True)])
-
-
-def known_positives(trainer, batch) -> torch.Tensor:
-    """Returns which columns answer a query, by the texts of the pairs, except the query's positive. Tensor[B, N]."""
-    tokens = trainer._train_batches().tokens
-    answers = {}
-    for query, code in trainer.train_split.judgments.pairs():
-        answers.setdefault(tuple(tokens["query"][query]), set()).add(tuple(tokens["code"][code]))
-    known = [
-        [tuple(tokens["code"][code]) in answers[tuple(tokens["query"][query])] for code in batch.code_rows]
-        for query in batch.query_rows
-    ]
-    return torch.tensor(known).scatter(1, batch.targets.positives[:, None], False)
-
-
-def plain_loss(trainer, batch) -> torch.Tensor:
-    """Computes the loss of a batch one query at a time: each query against the functions of the whole batch."""
-    tokens = trainer._train_batches().tokens
-    sides = []
-    for side, numbers in {"query": batch.query_rows, "code": batch.code_rows}.items():
-        inputs = pad([tokens[side][int(row)] for row in numbers], trainer.processing_class.pad_token_id)
-        sides.append(normalize(encode(trainer.model, trainer.encoder, inputs)))
-    scores = 20 * sides[0] @ sides[1].T
-    known = known_positives(trainer, batch)
-    options = trainer.criterion
-    similarity = torch.zeros_like(scores)
-    if options.needs_similarity:
-        similarity = trainer.estimator.similarity(batch.query_rows, batch.code_rows).to(scores)
-    total = 0.0
-    for query, own in enumerate(batch.targets.positives.tolist()):
-        others = [column for column in range(scores.shape[1]) if column != own and not known[query, column]]
-        if options.cancel == "top_k":
-            others.sort(key=lambda column: similarity[query, column])
-            others = others[: -options.cancel_k]
-        weights = torch.ones(len(others), dtype=scores.dtype)
-        near = similarity[query, others] / options.temperature
-        if options.loss == "soft_info_nce":
-            weights = (options.beta - options.alpha * near.softmax(0)) / (options.beta - options.alpha / len(others))
-            weights = weights.clamp_min(options.floor)
-        terms = torch.cat([scores[query, own][None], scores[query, others] + weights.log()])
-        total += terms.logsumexp(0) - scores[query, own]
-        if options.distill_weight:
-            shares = (similarity[query, others] / options.distill_temperature).softmax(0)
-            total += options.distill_weight * (shares * (shares.log() - scores[query, others].log_softmax(0))).sum()
-    return total / len(scores)
 
 
 RAGGED = [0, 1, 3, 0, 2, 0, 4, 1]  # negatives of eight rows that no other row has
@@ -92,14 +43,7 @@ def test_a_query_is_compared_with_the_negatives_of_all_rows(make_trainer, exact_
     assert len(batch.code_rows) == 8 + 9 and batch.code_rows[:8].tolist() == list(range(8))
     column = batch.code_rows.tolist().index(8)
     assert known_positives(trainer, batch).nonzero().tolist() == [[5, column]] and batch.false_negatives == 1
-    loss, found = gradients(trainer, batch)
-    trainer.model.zero_grad()
-    expected = plain_loss(trainer, batch)
-    expected.backward()
-    assert loss == pytest.approx(expected.item(), abs=1e-6)
-    for parameter, gradient in trainer.model.named_parameters():
-        if gradient.grad is not None:
-            torch.testing.assert_close(found[parameter], gradient.grad, atol=1e-8, rtol=1e-6)
+    check_plain(trainer, batch)
 
 
 # ---- Mined ----
@@ -205,21 +149,3 @@ def test_a_negative_without_a_query_counts_as_the_least_similar_code(make_traine
     [batch] = batches_of(fitted(make_trainer(BM25Estimator(), column, loss="weighted_info_nce")))
     similarity = batch.targets.similarity
     assert torch.equal(similarity[:, 8], similarity[:, :8].amin(1))
-
-
-# ---- The script ----
-
-
-@pytest.mark.slow
-def test_the_script_takes_the_column_of_a_file(script, write_folder, rows, tmp_path):
-    further = "def further(x): return x.away()"
-    train = [row | {"negatives": further if number % 2 else [rows[0]["url"]]} for number, row in enumerate(rows[:8])]
-    common = {"data_dir": write_folder(train=train), "language": "python", "use_cpu": True, "max_steps": 1}
-    common |= {"from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32, "lexical": False}
-    common |= {"per_device_train_batch_size": 8, "model_card": False, "output_dir": tmp_path / "run", "examples": 0}
-    code, said = script(**common, weighting="positive_aware", bm25_document_column="code_tokens")
-    assert code == 0, said
-    assert any(line.startswith("hard negatives: 0.9 candidates per query, and 1 of 8 queries") for line in said)
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert record["training"]["negatives_per_query"] == 1
-    assert record["loss"]["weighting"] == "positive_aware" and "alpha" not in record["loss"]

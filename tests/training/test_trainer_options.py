@@ -90,14 +90,6 @@ def test_the_log_counts_false_negatives_by_what_happens_to_them(train, rows, fal
     assert counts == {key: [8, 16, 24] if key == name else [] for key in counts}  # each row has one twin
 
 
-def test_an_estimator_among_the_callbacks_gives_the_weights(trainer_of):
-    estimator = BM25Estimator()
-    assert trainer_of(arguments={"callbacks": [estimator]}).estimator is estimator
-    trainer = trainer_of(estimator=None)
-    trainer.add_callback(estimator)
-    assert trainer.estimator is estimator and trainer.criterion.loss == "soft_info_nce"
-
-
 def test_the_default_metric_of_plain_arguments_is_named_with_what_to_set(trainer_of):
     options = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
     with refused('metric_for_best_model="loss": there is no eval_loss', 'set metric_for_best_model="mrr"'):
@@ -191,14 +183,6 @@ def test_a_loss_that_is_not_finite_is_noticed_without_urls_and_if_the_log_hides_
     arguments = {"train_dataset": dataset.remove_columns("url"), "callbacks": [Breaker()]}
     with pytest.raises(NotFiniteError, match=r"loss of step 2 is nan(.|\n)*\n  row \d+ of train_dataset: \w+"):
         train(plain=True, logging_nan_inf_filter=hidden, max_steps=6, arguments=arguments)
-
-
-def test_two_estimators_are_refused(trainer_of):
-    trainer = trainer_of()
-    with pytest.raises(UserError, match="only one estimator is allowed"):
-        trainer.add_callback(EstimatorCallback(BM25Estimator()))
-    with pytest.raises(UserError, match="only one estimator is allowed"):
-        trainer_of(arguments={"callbacks": [EstimatorCallback(BM25Estimator()) for _ in range(2)]})
 
 
 @pytest.mark.parametrize("options", [{"logging_strategy": "epoch"}, {"logging_first_step": True, "logging_steps": 50}])
@@ -312,9 +296,7 @@ STORED = "warning: the trained weights are stored in {}, so small updates are lo
 # what is unusual -> arguments of `trainer_of`, the model's number format, changes of the profile, the only warning
 WARNINGS = {
     "nothing": ({}, torch.float32, {}, None),
-    "no estimator": ({"estimator": None}, torch.float32, {}, None),
     "plain arguments": ({"plain": True}, torch.float32, {}, None),
-    "plain arguments without an estimator": ({"plain": True, "estimator": None}, torch.float32, {}, None),
     "a model in bfloat16": ({"estimator": None}, torch.bfloat16, {}, STORED.format("bfloat16")),
     "a model in float16": ({"estimator": None}, torch.float16, {}, STORED.format("float16")),
     "cosines without a scale": (
