@@ -49,6 +49,20 @@ def test_the_log_tells_of_the_weights(train):
     assert entry["weight_at_floor"] == pytest.approx(float((negatives <= 0.1).float().mean()), abs=1e-6)
 
 
+@pytest.mark.slow
+def test_accumulating_two_batches_is_not_one_batch_of_twice_the_size(trainer_of):
+    # Negatives come from one batch: accumulation averages two losses with 7 negatives, not one loss with 15.
+    logged = []
+    for size, accumulated in ((8, 2), (16, 1)):
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated}
+        trainer = trainer_of(estimator=None, max_steps=1, seed=1, **options)
+        trainer.model.eval()
+        trainer.train()
+        logged.append(trainer.state.log_history[0]["loss"])
+    assert logged[0] == pytest.approx(torch.log(torch.tensor(8.0)).item(), rel=0.25)
+    assert logged[1] > logged[0] + 0.3
+
+
 def test_evaluation_equals_brute_force(trainer_of, model):
     trainer = trainer_of()
     output = trainer.predict(trainer.eval_dataset)

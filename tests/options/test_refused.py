@@ -111,7 +111,7 @@ ARGUMENTS = {
     },
     "training/test_trainer_options.py": {
         "test_a_model_is_made_anew_for_every_training": "model_init",
-        "test_an_estimator_among_the_callbacks_gives_the_weights": "callbacks",
+        "test_a_loss_that_is_not_finite_is_noticed_without_urls_and_if_the_log_hides_it": "callbacks",
         "test_an_optimizer_of_ones_own": "optimizer_cls_and_kwargs",
         "test_an_own_collator_makes_the_inputs_of_both_sides": "data_collator",
     },
