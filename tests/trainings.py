@@ -159,4 +159,4 @@ def check_plain(trainer, batch) -> None:
     assert loss == pytest.approx(expected.item(), abs=1e-6) and loss > 0.1
     for parameter, gradient in trainer.model.named_parameters():
         if gradient.grad is not None:
-            torch.testing.assert_close(found[parameter], gradient.grad, atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(found[parameter], gradient.grad, atol=1e-8, rtol=1e-6)
