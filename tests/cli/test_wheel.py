@@ -184,7 +184,7 @@ def test_rows_train_evaluate_and_push_without_extras(core, data_dir):
 )
 def test_reading_source_code_names_its_extra(core, words):
     (core.folder / "code.py").write_text("def f():\n    return 1\n")
-    (line,) = core.run("soft-trainer", *words, code=2).stderr.strip().splitlines()
+    line = core.run("soft-trainer", *words, code=2).stderr.strip().splitlines()[-1]
     assert line.startswith("error: Reading source code or git's commits needs the extra: pip install")
 
 
