@@ -94,13 +94,14 @@ def test_packed_and_cached_steps_equal_a_padded_one(family, trainer_of):
     trainer.data_collator.pieces = 1
     expected_loss, expected, passes = first_loss(trainer)
     assert passes == 2
+    tolerance = 1e-6 if family.name == "gemma2" else 1e-10  # Gemma's norms compute in float32
     for options in ({}, {"gradient_cache_chunk_size": 3}):
         loss, gradients, passes = first_loss(trainer_of(model=family.copy().double(), **options))
         assert passes > 2 or not options
-        torch.testing.assert_close(loss, expected_loss, atol=1e-10, rtol=0)
+        torch.testing.assert_close(loss, expected_loss, atol=tolerance, rtol=0)
         for name, gradient in gradients.items():
             assert gradient.dtype == torch.float64
-            torch.testing.assert_close(gradient, expected[name], atol=1e-10, rtol=0, msg=f"{options}, {name}")
+            torch.testing.assert_close(gradient, expected[name], atol=tolerance, rtol=0, msg=f"{options}, {name}")
 
 
 @pytest.mark.slow
