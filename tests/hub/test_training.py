@@ -147,10 +147,12 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path):
         (WRITE_TOKEN, ROWS | {"source_dir": None}, "set source_dir, history or data_dir"),
     ],
 )
-def test_refused_before_rows_are_read_or_mined(train, monkeypatch, token, options, says):
+def test_refused_before_rows_are_read_or_mined(train, monkeypatch, tmp_path, token, options, says):
+    (tmp_path / "rows").mkdir()
+    rows = str(tmp_path / "rows")  # without rows and without source code
     monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN")
-    rows = {"source_dir": options["source_dir"] and "nowhere"} if "source_dir" in options else {"data_dir": "nowhere"}
-    code, error = train(**options | rows)
+    source = {"source_dir": options["source_dir"] and rows} if "source_dir" in options else {"data_dir": rows}
+    code, error = train(**options | source)
     assert code == 2 and says in error  # and not that there are no rows
     assert not list(train.folder.rglob("*.safetensors"))
     assert train.sources_of(token or WRITE_TOKEN) == []
