@@ -101,6 +101,30 @@ class Relevance:
         grades.data[:] = 1  # a function may be relevant through several rows
         return Relevance(grades, self.group)
 
+    def of_texts(
+        self, query_texts: np.ndarray, code_texts: np.ndarray, shape: tuple[int, int]
+    ) -> tuple[sparse.csr_matrix, sparse.csr_matrix | None]:
+        """Returns which texts of functions are relevant to which texts of queries.
+
+        Args:
+            query_texts (`int64[Q]`), code_texts (`int64[C]`): the number of each row's text.
+            shape: the numbers of distinct texts.
+
+        Returns:
+            csr[query texts, code texts] and None. If functions with the same id have different texts, instead
+            csr[query texts, groups] and csr[code texts, groups].
+        """
+        queries, groups = self.grades.nonzero()
+        number = self.grades.shape[1]
+        versions = pd.DataFrame({"text": code_texts, "group": self.group}).drop_duplicates()
+        if versions["group"].duplicated().any():
+            relevant = marks(np.stack([query_texts[queries], groups], axis=1), (shape[0], number))
+            return relevant, marks(versions.to_numpy(), (shape[1], number))
+        text_of = np.full(number, -1)
+        text_of[versions["group"]] = versions["text"]
+        pairs = np.stack([query_texts[queries], text_of[groups]], axis=1)
+        return marks(pairs[pairs[:, 1] >= 0], shape), None
+
 
 @dataclass(frozen=True)
 class Judgments:
@@ -439,18 +463,15 @@ class RelevantCodes:
     def __init__(self, answers: sparse.csr_matrix | Relevance, query_texts: np.ndarray, code_texts: np.ndarray):
         self.query_texts, known_queries = pd.factorize(query_texts)
         self.code_texts, known_codes = pd.factorize(code_texts)
-        relevance = Relevance.of(answers)
-        queries, groups = relevance.grades.nonzero()
-        number = relevance.grades.shape[1]
-        pairs = np.stack([self.query_texts[queries], groups], axis=1)
-        self.groups_of_queries = marks(pairs, (len(known_queries), number))  # csr[query texts, groups]
-        pairs = np.unique(np.stack([self.code_texts, relevance.group], axis=1), axis=0)
-        self.groups_of_codes = marks(pairs, (len(known_codes), number))  # csr[code texts, groups]
+        shape = (len(known_queries), len(known_codes))
+        # Usually, `of_texts` is csr[query texts, code texts]. If functions with the same id have different texts, it
+        # is csr[query texts, groups] instead, and `ids_of_texts` is csr[code texts, groups].
+        self.of_texts, self.ids_of_texts = Relevance.of(answers).of_texts(self.query_texts, self.code_texts, shape)
 
     @property
     def key(self) -> list:
         """The arrays that determine the result of every look-up, for use in a cache key."""
-        return [self.groups_of_queries, self.groups_of_codes, self.query_texts, self.code_texts]
+        return [self.of_texts, self.ids_of_texts, self.query_texts, self.code_texts]
 
     def restricted(self, codes: np.ndarray) -> RelevantCodes:
         """Returns a look-up for selected functions only (int64 indices), renumbered in the order of the indices."""
@@ -469,26 +490,40 @@ class RelevantCodes:
         Returns:
             bool[B, K], True where the code is relevant.
         """
-        asked = self.groups_of_queries[np.repeat(self.query_texts[queries], codes.shape[1])]
-        shared = asked.multiply(self.groups_of_codes[self.code_texts[codes.ravel()]])
-        return np.asarray(shared.sum(axis=1)).reshape(codes.shape) > 0
+        texts = np.repeat(self.query_texts[queries], codes.shape[1])
+        if self.ids_of_texts is None:
+            found = self.of_texts[texts, self.code_texts[codes.ravel()]]
+        else:
+            shared = self.of_texts[texts].multiply(self.ids_of_texts[self.code_texts[codes.ravel()]])
+            found = shared.sum(axis=1)
+        return np.asarray(found).reshape(codes.shape) > 0
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
         """Returns which of N functions are relevant to each of B queries, BoolTensor[B, N]."""
         import torch  # imported here, so that errors about rows do not wait for it
 
-        asked = self.groups_of_queries[self.query_texts[queries]]
-        shared = asked @ self.groups_of_codes[self.code_texts[codes]].T
-        return torch.from_numpy(shared.toarray() > 0)
+        texts = self.code_texts[codes]
+        if self.ids_of_texts is not None:
+            shared = self.of_texts[self.query_texts[queries]] @ self.ids_of_texts[texts].T
+            return torch.from_numpy(shared.toarray() > 0)
+        answers = np.zeros((len(queries), len(codes)), dtype=bool)
+        answers[self._pairs_at(queries, texts, np.argsort(texts, kind="stable"))] = True
+        return torch.from_numpy(answers)
 
     def everywhere(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns all relevant pairs of B queries: positions in `queries` and code indices, both int64[pairs]."""
-        right = self.groups_of_queries[self.query_texts[queries]] @ self.groups_of_codes.T
-        first = np.searchsorted(self.code_texts, right.indices, sorter=self._order)
-        counts = np.searchsorted(self.code_texts, right.indices, side="right", sorter=self._order) - first
+        return self._pairs_at(queries, self.code_texts, self._order)
+
+    def _pairs_at(self, queries: np.ndarray, texts: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the relevant pairs as positions in `queries` and in `texts`. `order` is the argsort of `texts`."""
+        right = self.of_texts[self.query_texts[queries]]
+        if self.ids_of_texts is not None:
+            right = right @ self.ids_of_texts.T
+        first = np.searchsorted(texts, right.indices, sorter=order)
+        counts = np.searchsorted(texts, right.indices, side="right", sorter=order) - first
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         of_query = np.repeat(np.arange(len(queries)), np.diff(right.indptr))
-        return np.repeat(of_query, counts), self._order[np.repeat(first, counts) + within]
+        return np.repeat(of_query, counts), order[np.repeat(first, counts) + within]
 
     @cached_property
     def _order(self) -> np.ndarray:
