@@ -25,7 +25,7 @@ from pathlib import Path
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_text
 
-MAX_QUERIES = 200
+_MAX_QUERIES = 200
 # Options that have no effect without another option.
 _NEEDS = {"language": "history", "external": "history", "truncate_dim": "model", "max_queries": "folder"}
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--truncate_dim", type=int, metavar="N", help="keep the first N dimensions of each embedding")
     add("--index_dir", metavar="DIR", help="folder for the indexes (default: a temporary one)")
-    add("--max_queries", type=int, help=f"maximum number of queries from --folder (default: {MAX_QUERIES})")
+    add("--max_queries", type=int, help=f"maximum number of queries from --folder (default: {_MAX_QUERIES})")
     add("--output", metavar="FILE", help="write the results of each query to this file, as JSON lines")
 
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(f"{option}: has no effect without --{needed}")
     if arguments.max_queries is not None and arguments.max_queries < 1:
         raise UserError(f"max_queries={arguments.max_queries}: expected 1 or more")
-    arguments.max_queries = arguments.max_queries or MAX_QUERIES
+    arguments.max_queries = arguments.max_queries or _MAX_QUERIES
     if arguments.output:
         check_writable(Path(arguments.output).parent, f"output={arguments.output}")
     with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:

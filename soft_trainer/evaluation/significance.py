@@ -118,18 +118,16 @@ def compare_crossed(strata: Sequence[ArrayLike]) -> Comparison:
     variances = np.array([over_seeds, of_queries])
     by_query = np.concatenate([differences.mean(axis=0) for differences in strata])
     delta = float(by_query.mean())
+    counts = _wins_losses_ties(by_query)
     error = float(np.sqrt(variances.sum()))
     if error == 0:
-        p = float(delta == 0)
-        half = 0.0
-    else:
+        return Comparison(delta, Interval(delta, delta), float(delta == 0), *counts)
 
-        def p_at(statistic: float) -> float:
-            return float(2 * (variances * stats.t.sf(abs(statistic), freedom)).sum() / variances.sum())
+    def p_at(statistic: float) -> float:
+        return float(2 * (variances * stats.t.sf(abs(statistic), freedom)).sum() / variances.sum())
 
-        p = p_at(delta / error)
-        half = error * brentq(lambda statistic: p_at(statistic) - 2 * TAIL, 0, stats.t.isf(TAIL, freedom).max() + 1)
-    return Comparison(delta, Interval(delta - half, delta + half), p, *_wins_losses_ties(by_query))
+    half = error * brentq(lambda statistic: p_at(statistic) - 2 * TAIL, 0, stats.t.isf(TAIL, freedom).max() + 1)
+    return Comparison(delta, Interval(delta - half, delta + half), p_at(delta / error), *counts)
 
 
 def randomisation_test(differences: ArrayLike, n_resamples: int = RESAMPLES) -> float:
