@@ -223,7 +223,7 @@ def search(arguments: argparse.Namespace) -> None:
         for repository in sorted({row["repo"] for row in queries}):
             model = "" if name == "words" else name
             with tempfile.TemporaryDirectory() as folder:
-                index = CodeIndex.build(arguments.repositories / repository, folder, model, history=False)
+                index = CodeIndex.build(arguments.repositories / repository, folder, model)
                 for row in queries:
                     if row["repo"] == repository:
                         targets = {each["path"] if isinstance(each, dict) else each for each in row["relevant"]}

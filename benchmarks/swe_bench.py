@@ -5,14 +5,15 @@
 
 ISSUES is JSON lines with `id repo commit issue files roust seen`: `issue` is the text, `files` are the files that
 the fix changed, and `roust` the files found by roust, a localizer without a model. The ranking was chosen on the
-issues marked `seen`. WORK gets an index of the tree at each commit, once and without commits (`--commits` reads them
-too). Only Python files are ranked; tests are dropped from all lists, except in rows that keep them.
+issues marked `seen`. WORK gets an index of the tree at each commit, once.
+Only Python files are ranked; tests are dropped from all lists, except in rows that keep them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +25,6 @@ from soft_trainer.evaluation.significance import difference_text, paired_bootstr
 from soft_trainer.files import read_json_lines, write_text
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.index.words import WORD
-from soft_trainer.source.git import open_repository, write_tree
 from soft_trainer.source.names import is_test_path
 from soft_trainer.terminal import table
 
@@ -36,17 +36,16 @@ ONE_QUERY = "its first 64 words in one line"  # as all queries were cut before
 ROUST = "roust"
 
 
-def index_issue(row: dict, clones: Path, work: Path, commits: bool) -> Path:
+def index_issue(row: dict, clones: Path, work: Path) -> Path:
     """Indexes the tree of an issue's commit, unless it is indexed already. Returns the folder of the index."""
     folder = work / row["id"]
     if (folder / "done").exists():
         return folder
     clone = clones / row["repo"].replace("/", "+")
     with tempfile.TemporaryDirectory(dir=work) as scratch:
-        write_tree(open_repository(clone), row["commit"], scratch)
-        with CodeIndex.build(scratch, folder) as index:
-            if commits:
-                index.remember(repository=str(clone), tip=row["commit"])
+        subprocess.run(["git", "clone", "-q", "--shared", "--no-checkout", clone, scratch], check=True)
+        subprocess.run(["git", "-C", scratch, "checkout", "-q", row["commit"]], check=True)
+        CodeIndex.build(scratch, folder).close()
     (folder / "done").touch()
     return folder
 
@@ -96,7 +95,6 @@ def main() -> None:
     parser.add_argument("clones", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("--part", choices=["seen", "unseen", "all"], default="all")
-    parser.add_argument("--commits", action="store_true", help="read the commits before each issue too")
     parser.add_argument("--output", type=Path, help="write the ranks")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
@@ -105,7 +103,7 @@ def main() -> None:
     for _, row in read_json_lines(arguments.issues):
         if arguments.part != "all" and row["seen"] != (arguments.part == "seen"):
             continue
-        folder = index_issue(row, arguments.clones, arguments.work, arguments.commits)
+        folder = index_issue(row, arguments.clones, arguments.work)
         with CodeIndex.open(folder) as index:
             started = time.process_time()
             found = search_issue(index, row["issue"])

@@ -48,8 +48,6 @@ Encoders <encoders>
 Estimators and losses <estimators>
 Evaluation <evaluation>
 Search <search>
-Commit memory <commit_memory>
-History <history>
 Hub <hub>
 Integrations <integrations>
 Scaling <scaling>
@@ -76,9 +74,6 @@ api
 ../benchmarks/gpu
 ../benchmarks/recipe_study
 ../benchmarks/merge_study
-../benchmarks/history
-../benchmarks/commit_memory
-../benchmarks/own_encoder
 ../benchmarks/scores_study
 ../benchmarks/search_study
 ../benchmarks/source_mix

@@ -46,7 +46,6 @@ TOKENIZER_FILES = """
 EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the format of the Hub's leaderboards
 # The rows of a run, in its folder PUSHED_ROWS. A repository on the Hub has the rows of one run.
 ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
-MINED_JUDGMENTS = "relevance.jsonl.gz"  # beside rows that were mined from a Git history
 PUSHED_ROWS = "pushed_rows"
 UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
 CARD = "README.md"

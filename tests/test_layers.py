@@ -47,7 +47,7 @@ ORDER = [
 # All layers that search may import.
 SEARCH_IMPORTS = set("dataflow encoders errors files fingerprints mining packaged source terminal".split())
 # The folders of search form layers too, with the modules in its root between them.
-SEARCH_ORDER = ["measuring", "serving", "code_index", "searching", "view", "snapshot", "commits", "ranking", "index"]
+SEARCH_ORDER = ["measuring", "serving", "code_index", "searching", "view", "snapshot", "ranking", "index"]
 LEVEL = {layer: level for level, layers in enumerate(ORDER) for layer in layers}
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES = {

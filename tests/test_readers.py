@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, load_from_disk
-from git_repositories import grown
 
 from soft_trainer import fingerprints
 from soft_trainer.data import array_cache, tokens
@@ -137,23 +136,6 @@ def tree(world):
     return mined(world, source_dir=str(source), mining_keep=["constructors", "magic_methods"][world.options])
 
 
-def history(world):
-    repository = world.folder / "repository"
-    if not repository.exists():
-        grown(repository)
-    if world.rows[0]["docstring"] != CODE[0][0]:
-        (repository / ".git" / "HEAD").write_text("ref: refs/heads/other\n")
-        import pygit2
-
-        opened = pygit2.Repository(str(repository))
-        opened.references.create("refs/heads/other", opened.references["refs/heads/main"].target, force=True)
-        person = pygit2.Signature("Ann", "ann@example.org", 1_800_000_000)
-        tree = opened.head.peel().tree.id
-        opened.create_commit("refs/heads/other", person, person, "Nothing", tree, [opened.head.target])
-    source_dir = str(repository) if world.options else None
-    return mined(world, history=str(repository), source_dir=source_dir)
-
-
 def mined(world, **options):
     arguments = DataArguments(language="python", **options)
     folder = shell_rows._mined(arguments, "python")
@@ -172,7 +154,6 @@ READERS = {
     trained_tokenizer: ("options",),
     nearest: ("options",),
     tree: ("options",),
-    history: ("options",),
 }
 
 

@@ -25,7 +25,7 @@ from soft_trainer.terminal import exit_on_user_error, nearest, quiet_libraries
 COMMANDS = {
     "train": "fine-tune an encoder and evaluate it before and after",
     "evaluate": "evaluate an encoder on a data set, without training",
-    "mine": "mine training rows from a source tree or from commits",
+    "mine": "mine training rows from a source tree",
     "distil": "make a static encoder, which trains in a minute and searches without torch",
     "merge": "merge trained encoders with the encoder before training",
     "index": "index a source tree, to search it",

@@ -119,7 +119,7 @@ def training_arguments(
         return {name: getattr(arguments, name) for name in SHARED[kind]}
 
     dataset = arguments.dataset_name or CODESEARCHNET
-    own = arguments.data_dir or arguments.source_dir or arguments.history
+    own = arguments.data_dir or arguments.source_dir
     if arguments.eval_data_dir and not own and not arguments.dataset_name:
         dataset = "none"
     model_args = ModelArguments(model_name_or_path=arguments.model, **given(ModelArguments))

@@ -1,17 +1,11 @@
 """Evaluate search in indexed source trees: nDCG@10, MRR, time and memory.
 
-The queries come from one of three sources:
+The queries come from one of two sources:
 - judged queries for several source trees (--queries, --trees);
-- the documentation of a tree's functions, which must be found in a copy of the tree without comments (--folder);
-- the subjects of a repository's newest commits, which should find the functions that these commits changed, in the
-  tree before them (--history). This compares word search and search with each model, with and without the memory of
-  earlier commits. It reports whether the memory helps, whether the first model finds more, and whether each additional
-  model finds more than the previous model, so list the encoder before training first.
+- the documentation of a tree's functions, which must be found in a copy of the tree without comments (--folder).
 
 soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR
-soft-trainer evaluate-search --folder DIR
-soft-trainer evaluate-search --history REPOSITORY --model BEFORE_TRAINING,outputs/history
-soft-trainer evaluate-search --history REPOSITORY --external 'rg --files-with-matches -e {query} .'
+soft-trainer evaluate-search --folder DIR --model outputs/encoder
 """
 
 from __future__ import annotations
@@ -27,7 +21,7 @@ from soft_trainer.files import check_writable, write_text
 
 _MAX_QUERIES = 200
 # Options that have no effect without another option.
-_NEEDS = {"language": "history", "external": "history", "truncate_dim": "model", "max_queries": "folder"}
+_NEEDS = {"truncate_dim": "model", "max_queries": "folder"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,18 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--queries", help="judged queries as JSON lines: repo, query, relevant, secondary")
     add("--trees", metavar="DIR", help="folder with a subfolder for each repo in --queries")
     add("--folder", metavar="DIR", help="one source tree; its documentation supplies the queries")
-    add("--history", metavar="REPOSITORY", help="git repository; the subjects of its newest commits are the queries")
-    add("--language", help="language of the functions in --history (default: the most common one)")
-    add(
-        "--model",
-        help="folder or Hub name of an encoder; --history accepts several, comma-separated, the one before training "
-        "first (default: search only by words)",
-    )
-    add(
-        "--external",
-        metavar="COMMAND",
-        help="for --history: another program, such as 'rg -l -e {query} .', that prints path[:line], best first",
-    )
+    add("--model", help="folder or Hub name of an encoder (default: search only by words)")
     add("--truncate_dim", type=int, metavar="N", help="keep the first N dimensions of each embedding")
     add("--index_dir", metavar="DIR", help="folder for the indexes (default: a temporary one)")
     add("--max_queries", type=int, help=f"maximum number of queries from --folder (default: {_MAX_QUERIES})")
@@ -57,12 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Indexes the source trees, runs the queries and prints a table of results."""
     # Imported here, so that --help does not wait for what reads source code.
-    from soft_trainer.cli.search_measured import measure_files, measure_history
+    from soft_trainer.cli.search_measured import measure
 
-    given = [name for name in ("queries", "folder", "history") if getattr(arguments, name)]
-    one = len(given) == 1 and bool(arguments.queries) == bool(arguments.trees)
-    if not one:
-        raise UserError("give one of --queries (with --trees), --folder or --history")
+    if bool(arguments.queries) != bool(arguments.trees) or bool(arguments.queries) == bool(arguments.folder):
+        raise UserError("give --queries and --trees, or --folder")
     for option, needed in _NEEDS.items():
         if getattr(arguments, option) is not None and not getattr(arguments, needed):
             raise UserError(f"{option}: has no effect without --{needed}")
@@ -72,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.output:
         check_writable(Path(arguments.output).parent, f"output={arguments.output}")
     with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
-        text, answers = (measure_history if arguments.history else measure_files)(arguments, scratch)
+        text, answers = measure(arguments, scratch)
     sys.stdout.write(text + "\n")
     if arguments.output:
         Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)

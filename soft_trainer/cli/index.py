@@ -16,7 +16,6 @@ import sys
 import time
 from contextlib import suppress
 
-from soft_trainer.cli.shared_options import to_bool
 from soft_trainer.source.source_files import source_folder
 
 
@@ -54,13 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="index matching files even if an ignore file, their folder or their type would skip them",
     )
     parser.add_argument(
-        "--history",
-        type=to_bool,
-        metavar="BOOL",
-        help="read a git repository's commits, to find functions by the subjects of commits that changed them; "
-        "remembered (default: true)",
-    )
-    parser.add_argument(
         "--skipped",
         action="store_true",
         help="list the skipped files, with the reasons, and files that could not be decoded or parsed whole",
@@ -89,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         raise UserError("DIR: missing; pass the root of a source tree, such as .")
     started = time.perf_counter()
     arguments.folder = source_folder(arguments.folder)
-    names = ("truncate_dim", "exclude", "include", "history", "rebuild")
+    names = ("truncate_dim", "exclude", "include", "rebuild")
     choice = {name: getattr(arguments, name) for name in names}
     try:
         index = CodeIndex.build(arguments.folder, arguments.index_dir, arguments.model, progress=True, **choice)
@@ -124,8 +116,6 @@ def run(arguments: argparse.Namespace) -> int | None:
         lines.append(f"files of which some characters are lost, {why}: {count:,}; --skipped lists them")
     if count := counts["broken"]:
         lines.append(f"files in which syntax errors may hide functions: {count:,}; --skipped lists them")
-    if commits := counts.get("commits"):
-        lines.append(_memory(commits))
     if arguments.index_dir:
         options = ("--index_dir", arguments.index_dir)
     else:
@@ -136,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _show_stored(arguments: argparse.Namespace) -> None:
-    """Lists the indexes and the parsed commits in the user's cache, or deletes those without a folder."""
+    """Lists the indexes in the user's cache, or deletes those without a folder."""
     # Imported here, so that --help stays fast.
     from soft_trainer.cli.search import safe
     from soft_trainer.errors import UserError
@@ -147,21 +137,11 @@ def _show_stored(arguments: argparse.Namespace) -> None:
     rows = prune() if arguments.prune else list_stored()
     lines = []
     for row in rows:
-        what = "commits of " if row.path.suffix == ".sqlite" else ""
         gone = "  (no such folder; --prune deletes this)" if row.is_gone and not arguments.prune else ""
         date = time.strftime("%Y-%m-%d", time.localtime(row.changed))
-        lines.append(f"{row.bytes / 2**20:9,.1f} MiB  {date}  {what}{safe(row.folder)}{gone}")
+        lines.append(f"{row.bytes / 2**20:9,.1f} MiB  {date}  {safe(row.folder)}{gone}")
     lines.append(f"{sum(row.bytes for row in rows) / 2**20:9,.1f} MiB in all{', deleted' if arguments.prune else ''}")
     sys.stdout.writelines(f"{line}\n" for line in lines)
-
-
-def _memory(commits: dict) -> str:
-    """Returns a line about the commit memory: how many commits it has, the weight of their votes, and the MRR gain."""
-    weight, queries, mrr = (commits["measured"][name] for name in ("weight", "queries", "mrr"))
-    text = f"{commits['read']:,} commits read, {commits['kept']:,} of them can vote for functions"
-    if not mrr:  # see MIN_QUERIES
-        return f"{text}: too few to choose a weight, so no search uses them"
-    return f"{text}: weight {weight:g}, MRR {mrr['0.0']:.3f} -> {mrr[str(weight)]:.3f} on the newest {queries}"
 
 
 def _stopped(arguments: argparse.Namespace) -> str:

@@ -1,23 +1,19 @@
-"""Mine training rows: documented functions in a source tree, or functions with the commits that changed them.
+"""Mine training rows: the documented functions in a source tree.
 
 soft-trainer mine SOURCE_DIR --output_dir DIR
-soft-trainer mine --history REPOSITORY --output_dir DIR
 
 The rows are written to DIR as train, valid, test and codebase (.jsonl.gz), for `soft-trainer train --data_dir DIR`.
-With --history, relevance.jsonl.gz also lists every relevant function of each test query, for --eval_data_dir. If
-SOURCE_DIR and --history are the same repository, training rows come from both documentation and commits. With
---negatives N, training rows also have N hard negatives and their scores, for --estimator scores.
+With --negatives N, training rows also have N hard negatives and their scores, for --estimator scores.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 
 from soft_trainer.cli.shared_options import add_overwrite
 from soft_trainer.errors import UserError
-from soft_trainer.files import MINED_JUDGMENTS, ROW_FILES, check_free
+from soft_trainer.files import ROW_FILES, check_free
 from soft_trainer.mining.tree import PAIR_RULES, mine_to, mining_table, tree_language
 from soft_trainer.packaged import BASE
 from soft_trainer.source.languages import SOURCE_LANGUAGES
@@ -27,13 +23,7 @@ from soft_trainer.source.source_files import source_folder
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `soft-trainer mine` to a parser."""
     add = parser.add_argument
-    add(
-        "source_dir",
-        metavar="SOURCE_DIR",
-        nargs="?",
-        help="root of the source tree, or stdlib or installed",
-    )
-    add("--history", metavar="REPOSITORY", help="git repository whose commits become the rows")
+    add("source_dir", metavar="SOURCE_DIR", help="root of the source tree, or stdlib or installed")
     add("--language", type=str.lower, help=f"default: the most common one; {', '.join(SOURCE_LANGUAGES)}")
     add("--output_dir", required=True, help="folder for the rows")
     add("--num_workers", type=int, help="number of processes (default: one per CPU core)")
@@ -44,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Mines rows, and prints how many functions or commits became rows and how many each rule dropped."""
+    """Mines rows, and prints how many functions became rows and how many each rule dropped."""
     options = {name: value for name, value in vars(arguments).items() if value is not None}
     negatives = options.pop("negatives", None)
     model = options.pop("model", None)
@@ -53,25 +43,12 @@ def run(arguments: argparse.Namespace) -> None:
     if model is not None and negatives is None:
         raise UserError("model: applies only with --negatives; add --negatives 4, or drop --model")
     if not options.pop("overwrite"):
-        check_free(arguments.output_dir, (*ROW_FILES, MINED_JUDGMENTS))
-    history = options.pop("history", None)
-    if history:
-        from soft_trainer.mining.history import history_language, mine_history_to  # needs pygit2
-
-        if "keep" in options:
-            raise UserError("keep: applies only to a source tree; drop it, or drop --history")
-        find_language = partial(history_language, history)
-        mine = partial(mine_history_to, history)
-    elif "source_dir" in options:
-        options["source_dir"] = source_folder(options["source_dir"])
-        find_language = partial(tree_language, options["source_dir"])
-        mine = mine_to
-    else:
-        raise UserError("give a SOURCE_DIR, or a repository with --history")
+        check_free(arguments.output_dir, ROW_FILES)
+    options["source_dir"] = source_folder(options["source_dir"])
     if "language" not in options:
-        options["language"] = find_language()
+        options["language"] = tree_language(options["source_dir"])
         sys.stdout.write(f"language: {options['language']}, the most common one\n")
-    mined = mine(**options)
+    mined = mine_to(**options)
     sys.stdout.write(mining_table(mined) + "\n")
     folder = options["output_dir"]
     if negatives is not None:

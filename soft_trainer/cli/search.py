@@ -19,6 +19,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from soft_trainer.errors import UserError
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from soft_trainer.search.searching import Search
 
 SHOWN_COLUMNS = 160
-PIPE_SECONDS = 5.0  # for encoding, and for reading commits, after the results went to a pipe
+PIPE_SECONDS = 5.0  # for encoding after the results went to a pipe
 # The options that have no effect in each mode. None is an ordinary search.
 _UNREAD = {
     "--mcp": ("serve", "port", "editor", "limit", "json", "path", "language", "name", "tests", "query", "similar"),
@@ -136,12 +137,13 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # a reader such as `head` has stopped reading; Python would flush again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if not arguments.no_update:
+    if not (arguments.no_update or arguments.lexical):
         # Who reads a pipe, such as an agent, waits for the end of this process.
         seconds = math.inf if sys.stdout.isatty() else PIPE_SECONDS
         try:
             for member in index.members:
-                member.finish(encode=not arguments.lexical, seconds=seconds)
+                with suppress(UserError):  # the search has reported the error
+                    member.encode(progress=True, wait=False, seconds=seconds)
         except KeyboardInterrupt:
             print_on_main("stopped; the next search continues")
     if results:
@@ -153,7 +155,7 @@ def _opened(arguments: argparse.Namespace, words_only: bool = False) -> Search:
     """Opens the indexes of the folders to search. Indexes a folder that has no index yet.
 
     Args:
-        words_only: True if a server will compute embeddings and read commits later, in the background.
+        words_only: True if a server will compute embeddings later, in the background.
     """
     # Imported here so that --help stays fast.
     from soft_trainer.search.code_index import NO_ENCODER, CodeIndex, open_for
@@ -176,9 +178,7 @@ def _opened(arguments: argparse.Namespace, words_only: bool = False) -> Search:
             raise UserError(f"{folder}: no index yet; drop --no_update to make one")
         else:
             print_on_main(f"{safe(folder)}: no index yet, making one")
-            index = CodeIndex.build(folder, model=arguments.model, progress=True, words_only=True)
-            if not words_only:
-                index.encode(arguments.model, progress=True)
+            index = CodeIndex.build(folder, model=arguments.model, progress=True, words_only=words_only)
         opened[index.folder] = index
     return Search(list(opened.values()))
 

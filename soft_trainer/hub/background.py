@@ -29,8 +29,8 @@ def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
     if not distributed.is_main():
         return
     if data.push_data_to_hub:
-        if not (data.source_dir or data.history or data.data_dir):
-            raise UserError("push_data_to_hub pushes only your own rows: set source_dir, history or data_dir")
+        if not (data.source_dir or data.data_dir):
+            raise UserError("push_data_to_hub pushes only your own rows: set source_dir or data_dir")
         repository_of_rows(data, args).check()
     if args.push_to_hub:
         Publisher(args)

@@ -12,9 +12,7 @@ import re
 from collections.abc import Collection, Iterable
 
 from soft_trainer.source.functions import Row
-from soft_trainer.source.languages import LANGUAGE_OF_ENDING
 from soft_trainer.source.names import identifier_words, is_test_path, patterns_of
-from soft_trainer.source.source_files import SKIPPED_FOLDERS
 
 MIN_CODE_LINES = 3
 MIN_DOCUMENT_TOKENS = 3
@@ -40,25 +38,6 @@ def tests(path: str, func_name: str, language: str) -> bool:
     """Returns True if the function's name contains the word `test`, or if its path looks like a test."""
     name = func_name.rsplit(".", 1)[-1]
     return is_test_path(path, language) or not _TEST_WORDS.isdisjoint(identifier_words(name))
-
-
-def mined_language(path: str) -> str | None:
-    """Returns a source file's language, or None if mining skips the file.
-
-    Mining skips tests, hidden folders, vendored code and files in unsupported languages.
-    """
-    *folders, name = path.split("/")
-    language = LANGUAGE_OF_ENDING.get("".join(name.rpartition(".")[1:]))
-    skipped = any(folder in SKIPPED_FOLDERS or folder.startswith(".") for folder in folders)
-    if language is None or skipped or is_test_path(path, language):
-        return None
-    return language
-
-
-def may_mine(path: str, languages: Collection[str]) -> bool:
-    """Returns True if mining reads a file for one of the languages. A `.h` file may be in C or in C++."""
-    language = mined_language(path)
-    return language in languages or (language == "c" and "cpp" in languages and path.endswith(".h"))
 
 
 def constructors(func_name: str, language: str) -> bool:

@@ -10,7 +10,7 @@ import gc
 import multiprocessing
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import compress
@@ -21,16 +21,16 @@ import numpy as np
 
 from soft_trainer import fingerprints
 from soft_trainer.errors import UserError
-from soft_trainer.files import MINED_JUDGMENTS, check_writable, write_rows
+from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
 from soft_trainer.mining.packages import package_names
-from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, mined_language
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
 from soft_trainer.shares import PARTITIONS, assign_splits
 from soft_trainer.source.definitions import parse_file
 from soft_trainer.source.documentation import document_tokens, summary
 from soft_trainer.source.functions import FileFunctions, Row
 from soft_trainer.source.grammars import parser
-from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES, source_language
+from soft_trainer.source.languages import LANGUAGE_OF_ENDING, PREPROCESSED, SOURCE_LANGUAGES, source_language
 from soft_trainer.source.names import is_test_path
 from soft_trainer.source.repositories import is_linked_worktree
 from soft_trainer.source.source_files import SKIPPED_FOLDERS, decoded, read_text
@@ -41,6 +41,7 @@ PAIR_RULES = (*CODE_RULES, *DOCUMENT_RULES)
 _UNPARSEABLE = "unparseable"
 _IN_PART = "mined in part"
 _MAX_NAMED = 10
+_AT_ONCE = 8  # how many files a worker takes at once
 
 
 class Found(NamedTuple):
@@ -123,7 +124,7 @@ def mine(
     paths, worktrees = _source_files(source_dir, language)
     if worktrees:
         files["linked worktree (a folder)"] = worktrees
-    for path, file in zip(paths, each_in_order(read, paths, num_workers, "file", 8), strict=True):
+    for path, file in zip(paths, _each_in_order(read, paths, num_workers), strict=True):
         files[file.outcome] += 1
         if file.outcome in (_UNPARSEABLE, _IN_PART):
             broken.append(path)
@@ -153,7 +154,7 @@ def mine(
     pairs, copies = _distinct(pairs)
     functions.update(copies)
     if not pairs:
-        raise UserError(f"{source_dir}: no documented functions{explained(functions + files)}")
+        raise UserError(f"{source_dir}: no documented functions{_explained(functions + files)}")
     functions["kept as pairs"] = len(pairs)
     rows = _split(pairs, undocumented, source_dir)
     if not codebase:
@@ -205,55 +206,41 @@ def mine_to(source_dir: str | Path, language: str, output_dir: str | Path, **opt
     write_rows(mined.rows, output_dir)
     if "codebase" not in mined.rows:
         (Path(output_dir) / "codebase.jsonl.gz").unlink(missing_ok=True)  # of an earlier run
-    (Path(output_dir) / MINED_JUDGMENTS).unlink(missing_ok=True)  # of a history that was mined to the same folder
     return mined
 
 
-def mining_table(mined: NamedTuple) -> str:
-    """Returns a Markdown table with the number of rows per split, and of functions, files or commits per outcome.
+def mining_table(mined: Mined) -> str:
+    """Returns a Markdown table with the number of rows per split, and of functions and files per outcome.
 
     A line below it names files with syntax errors.
-
-    Args:
-        mined: the result of `mine` or `mine_history`.
     """
     lines = [["rows", split, len(rows)] for split, rows in mined.rows.items()]
-    for kind, counts in mined._asdict().items():
-        if isinstance(counts, Counter):
-            lines += [[kind, *each] for each in counts.most_common()]
+    for kind, counts in (("functions", mined.functions), ("files", mined.files)):
+        lines += [[kind, *each] for each in counts.most_common()]
     text = table(["", "split or outcome", "count"], lines)
-    broken = getattr(mined, "broken", [])
-    if broken:
-        more = f" and {len(broken) - _MAX_NAMED:,} more" if len(broken) > _MAX_NAMED else ""
-        text += f"\nFunctions may be missing, because of syntax errors: {', '.join(broken[:_MAX_NAMED])}{more}"
+    if mined.broken:
+        more = f" and {len(mined.broken) - _MAX_NAMED:,} more" if len(mined.broken) > _MAX_NAMED else ""
+        text += f"\nFunctions may be missing, because of syntax errors: {', '.join(mined.broken[:_MAX_NAMED])}{more}"
     return text
 
 
-def explained(counts: Counter[str]) -> str:
-    """Formats the four most common reasons as the end of an error message, such as "; merge: 12, bot: 3"."""
+def _explained(counts: Counter[str]) -> str:
+    """Formats the four most common reasons as the end of an error message, such as "; tests: 12, images: 3"."""
     if counts:
         return "; " + ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(4))
     return ""
 
 
-def each_in_order(
-    run: Callable[[Any], Any], items: Sequence, num_workers: int | None, unit: str, chunk: int
-) -> Iterator[Any]:
-    """Yields `run(item)` for each item, in order, using several processes. Shows a progress bar.
-
-    Args:
-        run: a function that can be pickled.
-        items: the arguments for `run`, one per call.
-        num_workers: the number of processes. By default, one per CPU core.
-        unit: the name for an item in the progress bar.
-        chunk: the number of items that a process takes at a time.
-    """
-    workers = min(num_workers or os.cpu_count() or 1, -(-len(items) // chunk))
-    with Progress("Mining", len(items), unit) as bar, ExitStack() as stack:
-        results = map(run, items)
+def _each_in_order(
+    read: Callable[[str], MinedFile], paths: Sequence[str], num_workers: int | None
+) -> Iterator[MinedFile]:
+    """Yields `read(path)` for each path, in order, using several processes. Shows a progress bar."""
+    workers = min(num_workers or os.cpu_count() or 1, -(-len(paths) // _AT_ONCE))
+    with Progress("Mining", len(paths), "file") as bar, ExitStack() as stack:
+        results = map(read, paths)
         if workers > 1:
             # A forked process must not free inherited objects: an ONNX session would wait for its threads.
-            results = stack.enter_context(multiprocessing.Pool(workers, gc.freeze)).imap(run, items, chunk)
+            results = stack.enter_context(multiprocessing.Pool(workers, gc.freeze)).imap(read, paths, _AT_ONCE)
         for result in results:
             bar.update(1)
             yield result
@@ -273,39 +260,27 @@ def tree_state(source_dir: str | Path, language: str) -> str:
     return fingerprints.fingerprint(contents)
 
 
-def main_language(paths: Iterable[str], source: str | Path, header: Callable[[str], bytes | str]) -> str:
-    """Returns the most common language of the files.
-
-    Args:
-        paths: the paths of the files, relative to their root.
-        source: the tree or repository, for the error message.
-        header: a function that reads a `.h` file, which may be in C or C++. It may return a reason to skip the file.
-
-    Raises:
-        UserError: no file is in a supported language.
-    """
-    counts = Counter()
-    for path in paths:
-        language = mined_language(path)
-        if language == "c" and path.endswith(".h") and isinstance(source := header(path), bytes):
-            language = source_language(path, source)
-        if language:
-            counts[language] += 1
-    if not counts:
-        known = ", ".join(SOURCE_LANGUAGES)
-        raise UserError(f"{source}: no source file in a supported language ({known}); set language")
-    return max(SOURCE_LANGUAGES, key=counts.__getitem__)
-
-
 def tree_language(source_dir: str | Path) -> str:
-    """Returns the most common language among the files below a folder.
+    """Returns the most common language among the files below a folder, without tests.
 
     Raises:
         UserError: the folder does not exist, or no file is in a supported language.
     """
     if not Path(source_dir).is_dir():
         raise UserError(f"{source_dir}: no such folder")
-    return main_language(_files(source_dir)[0], source_dir, partial(read_text, source_dir))
+    counts = Counter()
+    for path in _files(source_dir)[0]:
+        language = LANGUAGE_OF_ENDING.get(Path(path).suffix)
+        if language is None or is_test_path(path, language):
+            continue
+        if path.endswith(".h"):  # in C or C++
+            source = read_text(source_dir, path)
+            language = "c" if isinstance(source, str) else source_language(path, source)
+        counts[language] += 1
+    if not counts:
+        known = ", ".join(SOURCE_LANGUAGES)
+        raise UserError(f"{source_dir}: no source file in a supported language ({known}); set language")
+    return max(SOURCE_LANGUAGES, key=counts.__getitem__)
 
 
 def _files(root: str | Path) -> tuple[list[str], int]:
@@ -358,7 +333,7 @@ def _mine_file(root: str | Path, language: str, keep: frozenset[str], documented
         return MinedFile(_UNPARSEABLE)
     judged = []
     file = FileFunctions(tree, source, language, path)
-    for function in file.functions.values():
+    for function in file.functions:
         if documented and not file.docstring(function):
             continue
         row = file.row(function)
@@ -372,7 +347,7 @@ def _mine_file(root: str | Path, language: str, keep: frozenset[str], documented
             if row["docstring_tokens"]:
                 reason = first_broken(row, DOCUMENT_RULES, keep)
         judged.append((reason, found))
-    defined = [function.name for function in file.functions.values()]
+    defined = [function.name for function in file.functions]
     prototypes = [*file.prototypes()] if language in PREPROCESSED else []
     return MinedFile("mined" if whole else _IN_PART, judged, defined, prototypes)
 

@@ -104,12 +104,6 @@ class DataArguments:
         "excluded. 'installed' stands for the packages installed in this Python.",
         refers_to="tree",
     )
-    history: str | None = unset(
-        "Git repository to mine: each row is a commit's subject with a function that the commit changed. If "
-        "--source_dir is a folder in its working tree, documented functions become rows too.",
-        evaluation=True,
-        refers_to="tree",
-    )
     mining_keep: str | None = unset(
         "With --source_dir: mining rules to skip, comma-separated, such as short_functions.", evaluation=True
     )
@@ -132,7 +126,7 @@ class DataArguments:
 
     def __post_init__(self):
         check_values(self)
-        own = self.data_dir or self.source_dir or self.history
+        own = self.data_dir or self.source_dir
         if self.language is None and self.dataset_name == CODESEARCHNET and not own:
             self.language = "ruby"
         if self.language is not None:
@@ -161,9 +155,9 @@ class DataArguments:
         if not (self.data_dir or self.eval_data_dir):
             names = (*COLUMN_OPTIONS, "test_fraction", "split_seed")
             reasons |= dict.fromkeys(names, "neither data_dir nor eval_data_dir is set")
-        if self.data_dir or self.source_dir or self.history:
-            reasons["dataset_name"] = "the rows come from data_dir, source_dir or history"
-        if self.source_dir is None or self.history is not None:
+        if self.data_dir or self.source_dir:
+            reasons["dataset_name"] = "the rows come from data_dir or source_dir"
+        if self.source_dir is None:
             reasons |= dict.fromkeys(("extra_source_dir", "mining_keep"), "no source_dir is mined")
         return reasons
 
@@ -172,12 +166,12 @@ class DataArguments:
         """True if the rows come from the Hub rather than from local files."""
         if self.data_dir and not self.sources:
             return "{language}" not in self.data_dir and not os.path.exists(self.data_dir)
-        return not (self.data_dir or self.history or self.source_dir)
+        return not (self.data_dir or self.source_dir)
 
     @property
     def rows_name(self) -> str:
         """The name of the rows on the Hub, or the name of the folder that the rows come from."""
-        own = self.data_dir or self.history or self.source_dir
+        own = self.data_dir or self.source_dir
         if self.push_data_to_hub or not own:
             return self.push_data_to_hub or self.dataset_name
         if self.sources:

@@ -21,7 +21,7 @@ from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.packaged import BASE
 from soft_trainer.search.index import store, vectors
-from soft_trainer.search.index.git_listing import list_ignored, repository_with
+from soft_trainer.search.index.git_listing import list_ignored
 from soft_trainer.search.index.listing import file_stat
 from soft_trainer.search.index.stored import KEPT_DAYS, prune
 from soft_trainer.search.index.updating import apply_changes, find_changes, tidy
@@ -82,7 +82,6 @@ class CodeIndex:
         truncate_dim: int | None = None,
         exclude: str | Sequence[str] | None = None,
         include: str | Sequence[str] | None = None,
-        history: bool | None = None,
         words_only: bool = False,
         rebuild: bool = False,
     ) -> CodeIndex:
@@ -98,9 +97,7 @@ class CodeIndex:
                 its patterns. A new index of Python's standard library excludes the library's tests.
             include: patterns for files to index even if an ignore file, their folder or their type (translations,
                 data, lock files) would exclude them. By default, the index keeps its patterns.
-            history: whether to read the commits of the folder's git repository. By default, the index keeps its
-                setting, which is True for a new index.
-            words_only: True to index only words. `encode` can add embeddings later, and `remember` can add commits.
+            words_only: True to index only words. `encode` can add embeddings later.
             rebuild: True to read and encode all files again. The settings of an existing index stay.
 
         Raises:
@@ -128,12 +125,10 @@ class CodeIndex:
                     patterns = patterns | {kind: [pattern for pattern in given if pattern]}
             if not settings and not patterns and real == os.path.realpath(os.path.dirname(os.__file__)):
                 patterns = {"exclude": list(LIBRARY_TESTS)}
-            if history is None:
-                history = settings.get("history", True)
             if rebuild:
                 (target / store.DAMAGED).touch()
             store.connect(target, create=True).close()
-            store.write_settings(target, folder=real, patterns=patterns, history=history)
+            store.write_settings(target, folder=real, patterns=patterns)
         if not settings:
             prune(KEPT_DAYS)
         try:
@@ -205,18 +200,17 @@ class CodeIndex:
         language: str | None = None,
         name: str | None = None,
         lexical: bool = False,
-        commits: bool = True,
         tests: str | None = None,
     ) -> list[SearchResult]:
         """Finds the chunks that answer a query, best first; see `Search.search`."""
-        return Search([self]).search(query, limit, path, language, name, lexical, commits, tests)
+        return Search([self]).search(query, limit, path, language, name, lexical, tests)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
         """Finds chunks similar to the chunk at a line of a file, best first; see `Search.similar`."""
         return Search([self]).similar(path, line, limit, lexical)
 
     def update(self, model: str | Path | None = None, progress: bool = False, truncate_dim: int | None = None) -> bool:
-        """Reads new commits and the files that have changed since the last update, and encodes new chunks.
+        """Reads the files that have changed since the last update, and encodes new chunks.
 
         Args:
             model: a new encoder for the index. "none" removes the encoder and all embeddings.
@@ -242,7 +236,6 @@ class CodeIndex:
             model = None
         self._choice(model, truncate_dim)  # raises an error before the files are read
         changed = self._update_words(progress, wait=True)
-        self.remember(progress)
         self.encode(model, progress, truncate_dim)
         return changed
 
@@ -334,35 +327,6 @@ class CodeIndex:
             vectors.start_encoding(self.database, name, truncate_dim, encoder)
             self._keep(name, truncate_dim, encoder)
 
-    def remember(
-        self,
-        progress: bool = False,
-        wait: bool = True,
-        repository: str | None = None,
-        tip: str | None = None,
-        seconds: float = math.inf,
-    ) -> None:
-        """Reads new commits if the folder belongs to a git repository that does not ignore it. Errors become notices.
-
-        Args:
-            wait: True to wait if another process is reading commits, False to leave the work to that process.
-            repository: the repository, if the folder contains the tree of one of its commits.
-            tip: the commit whose tree the folder contains. By default, HEAD.
-            seconds: about how long to read. The next call continues.
-        """
-        source = (repository, "") if repository else repository_with(self.root)
-        if source is None:
-            return
-        # Imports pygit2, and a search does not need it.
-        from soft_trainer.search.commits.reading import forget, remember
-
-        with self._turn(), store.write_lock(self.index_dir, wait, store.MEMORY_LOCK) as held:
-            if held and not self._settings.get("history", True):
-                forget(self.database)
-            elif held:
-                for notice in remember(self.database, *source, progress, tip, seconds):
-                    self.notify(notice)
-
     def _choice(self, model: str | Path | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
         """Returns the name and number of dimensions of the encoder to use. By default, both come from the index.
 
@@ -396,19 +360,6 @@ class CodeIndex:
         if encode:
             with suppress(UserError):  # the search reports the error
                 self.encode(wait=False, seconds=MAX_WAIT)
-
-    def finish(self, encode: bool = True, seconds: float = math.inf) -> None:
-        """Does what a search has put off for its answer: encodes the other chunks, and reads new commits.
-
-        Errors become notices. Nothing is lost if this is interrupted.
-
-        Args:
-            seconds: about how long each of the two may take. The next call continues.
-        """
-        with suppress(UserError):
-            if encode:
-                self.encode(progress=True, wait=False, seconds=seconds)
-        self.remember(progress=True, wait=False, seconds=seconds)
 
     def is_outdated(self, path: str) -> bool:
         """Returns True if a file in the folder, given by its absolute path, differs from what was indexed of it."""
@@ -508,24 +459,7 @@ class CodeIndex:
                 counts["encoded"] = chunks - vectors.unencoded(self.database)
             if self.truncate_dim:
                 counts["truncate_dim"] = self.truncate_dim
-            memory = store.get_meta(self.database, "memory")
-            if memory:
-                counts["commits"] = {name: memory[name] for name in ("read", "kept", "measured")}
             return counts
-
-    def evidence(self, lexical: bool = False) -> list[str]:
-        """Returns what a search can rank results by, such as `["words", "commits", "encoder base"]`.
-
-        Args:
-            lexical: whether the search ignores the encoder.
-        """
-        found = ["words"]
-        with self.snapshot() as snapshot:
-            if snapshot.memory.weight:
-                found.append("commits")
-        if self.model and not lexical:
-            found.append(f"encoder {self.model}")
-        return found
 
     def contains(self, folder: str) -> bool:
         """Returns True if `folder` is inside the indexed folder and has files in this index."""

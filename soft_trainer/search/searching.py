@@ -6,7 +6,7 @@ A query takes these steps:
    (ranking/texts.py) turns a text of several lines into three queries; `failure_first` first turns a pasted failure.
 2. Each index provides a `Snapshot` (snapshot.py), which reads everything a search needs in one transaction. `View`
    (view.py) combines the snapshots.
-3. `score` (ranking/ranking.py) scores all files and chunks by words, by an encoder and by past commits, and `fuse`
+3. `score` (ranking/ranking.py) scores all files and chunks by words and by an encoder, and `fuse`
    (ranking/texts.py) combines the scores of a text's queries.
 4. `order_chunks` (ranking/ranking.py) takes the best chunks that pass the filters, and the snapshots read their texts.
    What raises an error message (ranking/messages.py) and the frames of a stack trace (ranking/texts.py) come first.
@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.commits.memory import NO_VOTES
 from soft_trainer.search.index.store import storable
 from soft_trainer.search.index.words import composed
 from soft_trainer.search.ranking import ranking
@@ -47,8 +46,7 @@ class Search:
         indexes: one `CodeIndex`, or several.
 
     Attributes:
-        ranked_by: what the latest search ranked results by: always "words", plus "commits" and the encoder's name if
-            they were used.
+        ranked_by: what the latest search ranked results by: always "words", plus the encoder's name if it was used.
 
     Raises:
         UserError: `indexes` is empty.
@@ -85,10 +83,6 @@ class Search:
         """The notices of all indexes, without duplicates."""
         return list(dict.fromkeys(chain.from_iterable(index.notices for index in self.members)))
 
-    def evidence(self, lexical: bool = False) -> list[str]:
-        """Returns what a search in any of the indexes can rank results by; see `CodeIndex.evidence`."""
-        return list(dict.fromkeys(chain.from_iterable(index.evidence(lexical) for index in self.members)))
-
     def update(self, progress: bool = False) -> bool:
         """Updates all indexes. Returns True if files have changed."""
         return any([index.update(progress=progress) for index in self.members])
@@ -101,7 +95,6 @@ class Search:
         language: str | None = None,
         name: str | None = None,
         lexical: bool = False,
-        commits: bool = True,
         tests: str | None = None,
     ) -> list[SearchResult]:
         """Finds the chunks that answer a query, best first. An empty query finds nothing.
@@ -115,7 +108,6 @@ class Search:
             language: search only files in this language.
             name: search only functions and classes with this name, such as `get`, `Session.get` or `Session.*`.
             lexical: ignore embeddings.
-            commits: use the votes of commits.
             tests: "only" to search only tests, "no" to search everything else.
 
         Raises:
@@ -139,25 +131,22 @@ class Search:
                     trust = ranking.STATIC
                 pairs = zip(self.members, view.parts, strict=True)
                 similarity = np.concatenate([index.similarity_to(query, part.snapshot) for index, part in pairs])
-            votes = NO_VOTES
-            if commits:
-                votes = view.votes(queries[0])
             sources, tests = view.failed_at(typed, query, allowed)
             if tests:
                 queries.insert(-1, ranking.parse_query(tests))
-            each = [ranking.score(parsed, view.segments, similarity, votes.shares, trust) for parsed in queries]
+            each = [ranking.score(parsed, view.segments, similarity, trust) for parsed in queries]
             scores = each[0]
             if len(queries) > 1:
                 scores = fuse(each, queries, named_files(query, view.segments), view.segments, allowed)
             if scores.matched or any(view.stands_out(similarity, part.chunks) for part in view.parts):
-                self.ranked_by = view.ranked_by(similarity, votes)
-                return view.best(queries[-1], scores, similarity, allowed, limit, votes, self._inside(query), sources)
+                self.ranked_by = view.ranked_by(similarity)
+                return view.best(queries[-1], scores, similarity, allowed, limit, self._inside(query), sources)
             nearest = view.nearest_words(queries[0])
         if not nearest:
             self.members[0].notify("no word of the query is in the index")
             return []
         self.members[0].notify(f"no word of the query is in the index; searched for words like {', '.join(nearest)}")
-        return self.search(" ".join(nearest), limit, path, language, name, lexical, commits, tests)
+        return self.search(" ".join(nearest), limit, path, language, name, lexical, tests)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
         """Finds chunks similar to the chunk at a line of a file, best first.
@@ -178,7 +167,7 @@ class Search:
             others[chunk] = False
             query = view.query_like(chunk)
             scores = ranking.score(query, view.segments, similarity)
-            self.ranked_by = view.ranked_by(similarity, NO_VOTES)
+            self.ranked_by = view.ranked_by(similarity)
             return view.best(query, scores, similarity, others, limit)
 
     def files_by_language(self) -> Counter[str]:

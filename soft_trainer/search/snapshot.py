@@ -8,14 +8,13 @@ import random
 import re
 import sqlite3
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from soft_trainer.encoders.text_encoder import TextEncoder
-from soft_trainer.search.commits.memory import SHOWN_COMMITS, CommitMemory
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.globs import path_filter
 from soft_trainer.search.index.parsing import DEFINED, NAME
@@ -50,7 +49,6 @@ class Snapshot:
         # The number of each language that occurs. A language whose files have all been removed is not listed.
         present = np.flatnonzero(np.bincount(self.segments.languages))  # `np.unique` imports numpy.ma, which is slow
         self.languages = {known[number]: number for number in present.tolist()}
-        self.memory = CommitMemory(database, self.segments)
         self._noise: float | None = None
         self.state: dict | None = store.get_meta(database, "vectors")
         if self.state:
@@ -144,24 +142,17 @@ class Snapshot:
         Returns None if the file is not in the index, or if the line is after the file's last chunk.
         """
         path = store.indexed_path(self.database, self.prefix + path)
-        ends = ((chunk, end) for chunk, end, _ in self.segments.chunks_of(path))
-        return next((chunk for chunk, end in ends if line <= end), None)
+        return next((chunk for chunk, end in self.segments.chunks_of(path) if line <= end), None)
 
-    def result(self, chunk: int, score: float = 0.0, label: str = "", votes: Sequence[int] = ()) -> SearchResult:
-        """Returns a chunk as a search result, with its text and the most similar commits that voted for it.
-
-        Args:
-            label: a prefix for the path.
-            votes: the numbers of the commits that voted for the chunk, most similar first.
-        """
+    def result(self, chunk: int, score: float = 0.0, label: str = "") -> SearchResult:
+        """Returns a chunk as a search result, with its text. The path begins with `label`."""
         file = int(self.segments.owners[chunk])
         query = "SELECT path, language, chunks, text FROM files JOIN contents ON file = id WHERE id = ?"
         path, language, chunks, text = self.database.execute(query, (int(self.segments.ids[file]),)).fetchone()
         start, end, name = json.loads(chunks)[chunk - int(self.segments.firsts[file])]
         lines = _decompressed(text).split(b"\n", end)[start - 1 : end]
         shown = b"\n".join(lines).decode(errors="replace")
-        commits = tuple(self.memory.commit(number) for number in votes[:SHOWN_COMMITS])
-        return SearchResult(label + path.removeprefix(self.prefix), start, end, language, name, score, shown, commits)
+        return SearchResult(label + path.removeprefix(self.prefix), start, end, language, name, score, shown)
 
 
 def _fnmatch_pattern(name: str) -> str:

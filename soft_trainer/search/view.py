@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.commits.memory import NO_VOTES, Votes
 from soft_trainer.search.index.parsing import DEFINED
 from soft_trainer.search.index.store import joined_segments
 from soft_trainer.search.index.words import WORD, parts, source_words, stem, terms, whole
@@ -102,22 +101,9 @@ class View:
         embedding = own.snapshot.vectors[row].astype(np.float32)
         return np.concatenate([part.snapshot.similarity(embedding) for part in self.parts])
 
-    def votes(self, query: ranking.Query) -> Votes:
-        """Returns the weighted votes of all indexes' commits for chunks that may answer the query."""
-        shares = []
-        commits = {}
-        for part in self.parts:
-            own = part.snapshot.memory.weighted_votes(query)
-            shares.append(own.shares)
-            for chunk, numbers in own.commits.items():
-                commits[part.chunks.start + chunk] = numbers
-        return Votes(np.concatenate(shares), commits)
-
-    def ranked_by(self, similarity: np.ndarray | None, votes: Votes) -> list[str]:
-        """Returns what a ranking used: words, and possibly commits and the encoder."""
+    def ranked_by(self, similarity: np.ndarray | None) -> list[str]:
+        """Returns what a ranking used: words, and possibly the encoder."""
         found = ["words"]
-        if votes.commits:
-            found.append("commits")
         if similarity is not None and not np.isnan(similarity).all():
             found.append(f"encoder {self.parts[0].snapshot.state['model']}")
         return found
@@ -129,11 +115,10 @@ class View:
         similarity: np.ndarray | None,
         allowed: np.ndarray | None,
         limit: int,
-        votes: Votes = NO_VOTES,
         text: str = "",
         sources: Mapping[int, float] = MappingProxyType({}),
     ) -> list[SearchResult]:
-        """Returns the best chunks that pass the filters, with the commits that voted for them.
+        """Returns the best chunks that pass the filters.
 
         Args:
             text: the query as typed. What raises an error message, and what a path, a location or a key names, is
@@ -147,13 +132,13 @@ class View:
         for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1]):
             if len(results) == limit:
                 break
-            result = self._result(chunk, score, votes.commits.get(chunk, ()))
+            result = self._result(chunk, score)
             same = " ".join(result.text.split()) if result.name else chunk
             if first := results.get(same):  # this is a copy
                 results[same] = replace(first, also_in=(*first.also_in, f"{result.path}:{result.start_line}"))
                 continue
             file = int(self.segments.owners[chunk])
-            weak = score < ranking.EXACT_MEMBER and is_weak(query, scores, file, result.commits)
+            weak = score < ranking.EXACT_MEMBER and is_weak(query, scores, file)
             weak = weak and not self.stands_out(similarity, slice(chunk, chunk + 1))
             results[same] = replace(result, weak=weak)
         return list(results.values())
@@ -269,10 +254,10 @@ class View:
         """Returns the text of a chunk without the spaces at its end."""
         return self._result(chunk).text.rstrip()
 
-    def _result(self, chunk: int, score: float = 0.0, commits: Sequence[int] = ()) -> SearchResult:
+    def _result(self, chunk: int, score: float = 0.0) -> SearchResult:
         """Returns a chunk as a search result."""
         part = self._part_of(chunk)
-        return part.snapshot.result(chunk - part.chunks.start, score, part.label, commits)
+        return part.snapshot.result(chunk - part.chunks.start, score, part.label)
 
     def chunk_at(self, path: str, line: int) -> int:
         """Returns the chunk that contains a line of a file.

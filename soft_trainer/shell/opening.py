@@ -83,10 +83,9 @@ def open_run(
 
 def search_command(data_args: DataArguments, encoder: str) -> str | None:
     """Returns a line with the command that searches the tree that the rows were mined from, or None."""
-    tree = data_args.source_dir or data_args.history
-    if not tree:
+    if not data_args.source_dir:
         return None
-    command = shlex.join(["soft-trainer", "search", "--folder", tree, "--model", encoder])
+    command = shlex.join(["soft-trainer", "search", "--folder", data_args.source_dir, "--model", encoder])
     return f'To search the same tree: {command} "what the code does"'
 
 

@@ -1,4 +1,4 @@
-"""Loads and checks the rows of a command-line run, from the Hub, a folder, a source tree or a Git history."""
+"""Loads and checks the rows of a command-line run, from the Hub, a folder or a source tree."""
 
 from __future__ import annotations
 
@@ -44,20 +44,12 @@ def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratc
 
 
 def choose_language(arguments: DataArguments) -> None:
-    """Sets the option `language` to the most common language of the source tree or history, unless it is set."""
-    if arguments.language:
+    """Sets the option `language` to the most common language of the source tree, unless it is set."""
+    if arguments.language or not arguments.source_dir:
         return
-    # pygit2 is slow to import, and only the extra `search` has it.
-    if arguments.history:
-        from soft_trainer.mining.history import history_language
+    from soft_trainer.mining.tree import tree_language  # needs the extra `search`
 
-        arguments.language = history_language(arguments.history)
-    elif arguments.source_dir:
-        from soft_trainer.mining.tree import tree_language
-
-        arguments.language = tree_language(source_folder(arguments.source_dir))
-    else:
-        return
+    arguments.language = tree_language(source_folder(arguments.source_dir))
     print_on_main(f"language: {arguments.language}, the most common one")
 
 
@@ -73,9 +65,8 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
     Raises:
         UserError: the rows cannot be read, or the corpus lacks a query's code.
     """
-    for mined in ("source_dir", "history"):
-        if arguments.data_dir and getattr(arguments, mined):
-            raise UserError(f"data_dir and {mined}: set only one of them")
+    if arguments.data_dir and arguments.source_dir:
+        raise UserError("data_dir and source_dir: set only one of them")
     languages = arguments.languages
     if arguments.data_dir and len(languages) > 1:
         if arguments.sources:
@@ -97,7 +88,7 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
         if arguments.data_dir:
             source = with_language(arguments.data_dir, language)
             sources[name] = read_source(source, context)
-        elif arguments.source_dir or arguments.history:
+        elif arguments.source_dir:
             sources[name] = _mined_splits(arguments, language)
         elif arguments.dataset_name != "none":
             sources[name] = read_source(arguments.dataset_name, UNCHECKED._replace(language=language))
@@ -149,7 +140,7 @@ def load_data(
             found.add("codebase")
         if missing := [split for split in needed if split not in found]:
             raise UserError(
-                f"no rows of {', '.join(missing)}: set data_dir to a folder, or source_dir or history to a source tree"
+                f"no rows of {', '.join(missing)}: set data_dir to a folder, or source_dir to a source tree"
             )
     if arguments.max_train_rows is not None:
         _shorten(chosen, arguments.max_train_rows, shared=several)
@@ -265,45 +256,34 @@ def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
 
 
 def _mined(arguments: DataArguments, language: str, codebase: bool = True) -> Path:
-    """Mines pairs from a source tree or a Git history into a folder of the cache, unless they are there already.
+    """Mines pairs from a source tree into a folder of the cache, unless they are there already.
 
     Args:
-        codebase: False if only the pairs of a source tree will be used.
+        codebase: False if only the pairs will be used.
     """
-    # datasketch and pygit2 are slow to import.
-    from soft_trainer.mining.history import history_state, mine_history_to
-    from soft_trainer.mining.tree import mine_to, mining_table, tree_state
+    from soft_trainer.mining.tree import mine_to, mining_table, tree_state  # datasketch is slow to import
 
-    source = source_folder(arguments.source_dir) if arguments.source_dir else None
-    if arguments.history:
-        mine = mine_history_to
-        origin = arguments.history
-        state = history_state(arguments.history)
-        options = {"source_dir": source and str(Path(source).resolve())}
-    else:
-        mine = mine_to
-        origin = source
-        state = tree_state(source, language)
-        options = {"keep": list(filter(None, (arguments.mining_keep or "").split(","))), "codebase": codebase}
-    made_from = fingerprint(state, language, options)
+    source = source_folder(arguments.source_dir)
+    options = {"keep": list(filter(None, (arguments.mining_keep or "").split(","))), "codebase": codebase}
+    made_from = fingerprint(tree_state(source, language), language, options)
     folder = MINED / made_from
     record = folder.with_suffix(".json")
     if kept_files(record, made_from) is None:
-        print_on_main(mining_table(mine(origin, language, folder, **options)))
+        print_on_main(mining_table(mine_to(source, language, folder, **options)))
         print_on_main(f"The mined rows are in {folder}")
         keep_files(record, made_from, sorted(folder.glob("*.jsonl.gz")))
     return folder
 
 
 def _mined_splits(arguments: DataArguments, language: str) -> dict[str, Split]:
-    """Mines splits from a source tree or Git history, and adds functions from `extra_source_dir` to train.
+    """Mines splits from a source tree, and adds functions from `extra_source_dir` to train.
 
     Copies of functions in valid, test or the corpus are not added.
     """
     splits = read_source(_mined(arguments, language), UNCHECKED)
     if not arguments.extra_source_dir:
         return splits
-    extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
+    extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir)
     mined = read_source(_mined(extra, language, codebase=False), UNCHECKED)
     own = len(splits["train"].judgments)
     parts = {"train": splits["train"]}

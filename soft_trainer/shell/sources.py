@@ -21,7 +21,7 @@ def check_sources(arguments: DataArguments) -> None:
         UserError: a language is not supported, or a folder or column does not exist. The message has the option.
     """
     check_languages(arguments.languages, language_reader(arguments))
-    for name in ("source_dir", "extra_source_dir", "history", "split_urls"):
+    for name in ("source_dir", "extra_source_dir", "split_urls"):
         folder = getattr(arguments, name)
         if folder and not Path(source_folder(folder)).is_dir():
             raise UserError(f"{name}={folder}: no such folder{nearest_file(folder)}")
@@ -78,7 +78,7 @@ def language_reader(arguments: DataArguments, profile: EncoderProfile | None = N
         return "filters"
     if profile and profile.data_flow_length:
         return "data flow"
-    if arguments.source_dir or arguments.history:
+    if arguments.source_dir:
         return "mining"
     if not arguments.data_dir and arguments.dataset_name == CODESEARCHNET:
         return "CodeSearchNet"

@@ -1,4 +1,4 @@
-"""Imports the packages of the extra `search`, which read source code and git. Rows that exist train without them."""
+"""Imports the packages of the extra `search`, which read source code. Rows that exist train without them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import importlib
 from types import ModuleType
 
 from soft_trainer.errors import UserError, extra_needed
-
-READING = "Reading source code or git's commits"
 
 
 def needed(name: str) -> ModuleType:
@@ -21,4 +19,4 @@ def needed(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name:  # a module that this one imports, so the installation is damaged
             raise
-        raise UserError(extra_needed(READING, "search")) from error
+        raise UserError(extra_needed("Reading source code", "search")) from error

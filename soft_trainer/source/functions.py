@@ -6,7 +6,7 @@ import ast
 import re
 import warnings
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 from inspect import cleandoc
@@ -43,7 +43,6 @@ _BODIES = ("function_body", "block", "getter", "setter", "try_statement")
 _DOC_ATTRIBUTE = re.compile(
     r"#\[\s*doc\s*=\s*(?:r(?P<hashes>#*)\"(?P<raw>.*)\"(?P=hashes)|\"(?P<text>.*)\")\s*\]", re.DOTALL
 )
-_LAYOUT = re.compile(r"[\s\\]+")
 _START = attrgetter("start_byte")
 _STRINGS = ("string", "parenthesized_expression")  # the second may be a docstring in brackets
 _MAX_OVERLOADS = 50
@@ -54,7 +53,6 @@ class Function(NamedTuple):
 
     Attributes:
         name: the name, qualified by the enclosing classes and modules, such as `Cart.total`.
-        parameters: the text of the parameters on one line, without brackets.
         node: the syntax node.
         named: the node that includes the name. For `f = function () {}`, this is the parent of `node`.
         body: the syntax node of the body.
@@ -63,7 +61,6 @@ class Function(NamedTuple):
     """
 
     name: str
-    parameters: str
     node: Node
     named: Node
     body: Node
@@ -79,39 +76,25 @@ class FileFunctions:
     """The functions in one file. Making a row is slow, so `row` makes one row at a time, on request.
 
     Args:
-        root: the root of the syntax tree, or None if the file could not be parsed and so has no functions.
+        root: the root of the syntax tree.
         source: the text of the file.
         language: one of `SOURCE_LANGUAGES`.
         path: the file's path, which is stored in each row.
 
     Attributes:
-        functions: the functions in order, keyed by unique names: `Cart.total`, `Cart.total(int count)` for an
-            overload, and `Cart.total(int count)~2` for a second function with the same parameters.
+        functions: the functions in order.
     """
 
-    def __init__(self, root: Node | None, source: bytes, language: str, path: str):
+    def __init__(self, root: Node, source: bytes, language: str, path: str):
         self.source = source
         self.language = language
         self.path = path
         self.table = SOURCE_LANGUAGES[language]
-        self.functions: dict[str, Function] = {}
-        if root is None:
-            return
         self._root = root
         self._strings = set(self.table.strings.split())
         self._containers = set(self.table.containers.split())
         self._gap = re.compile(self.table.gap.encode())
-        found = list(self._found(root))
-        overloads = Counter(function.name for function in found)
-        seen = Counter()
-        for function in found:
-            name = function.name
-            if overloads[name] > 1:
-                name += f"({function.parameters})"
-            seen[name] += 1
-            if seen[name] > 1:
-                name += f"~{seen[name]}"
-            self.functions[name] = function
+        self.functions: list[Function] = list(self._found(root))
 
     @cached_property
     def _comments(self) -> list[Node]:
@@ -177,23 +160,10 @@ class FileFunctions:
             broken = node.has_error
             if self.language in PREPROCESSED:
                 broken = body.children[-1].is_missing or any(each.has_error for each in node.children if each != body)
-            function = Function(name, _parameters(self.source, node), node, named, body, broken)
+            function = Function(name, node, named, body, broken)
             if function.lines not in lines:
                 lines.add(function.lines)
                 yield function
-
-    def counterpart(self, name: str, other: FileFunctions) -> str | None:
-        """Returns a function's name in another version of the file, or None if that version lacks the function.
-
-        Overloads are distinguished by their parameters.
-        """
-        if name in other.functions:
-            return name
-        own = self.functions[name]
-        for key, function in other.functions.items():
-            if (function.name, function.parameters) == (own.name, own.parameters):
-                return key
-        return None
 
     def prototypes(self) -> Iterator[tuple[str, str]]:
         """Yields the qualified name and the documentation of each documented function in C or C++ without a body."""
@@ -213,7 +183,7 @@ class FileFunctions:
 
     def rows(self) -> list[Row]:
         """Returns the row of each function."""
-        return list(map(self.row, self.functions.values()))
+        return list(map(self.row, self.functions))
 
     def row(self, function: Function) -> Row:
         """Returns a function's row with CodeSearchNet's columns, except `repo` and `partition`.
@@ -252,18 +222,6 @@ class FileFunctions:
                 tokens.append(text)
         return tokens
 
-    def has_same_code(self, function: Function, other: FileFunctions, changed: Function) -> bool:
-        """Returns True if a function in another version of the file differs only in its comments and layout."""
-        # Comparing texts is faster, and they tell enough if the parser has read all of both functions.
-        if not (self.language in PREPROCESSED or function.broken or changed.broken):
-            codes = (
-                _without(file.source, each.named, file._comment_spans(each))
-                for file, each in ((self, function), (other, changed))
-            )
-            if len({_LAYOUT.sub("", code) for code in codes}) > 1:
-                return False
-        return self.tokens(function) == other.tokens(changed)
-
     def _comment_spans(self, function: Function) -> list[Span]:
         """Returns the byte range of each comment in a function, as (start, end). The end is exclusive."""
         spans = []
@@ -273,14 +231,6 @@ class FileFunctions:
             if not alone or node.parent == function.body:
                 spans.append(node.byte_range)
         return spans
-
-    def at(self, lines: set[int]) -> set[str]:
-        """Returns the names of the innermost functions on these lines."""
-        owners = {}
-        for name, function in self.functions.items():  # outer functions come before those inside them
-            first, last = function.lines
-            owners |= dict.fromkeys(lines.intersection(range(first, last + 1)), name)
-        return set(owners.values())
 
     def docstring(self, function: Function) -> str:
         """Returns a function's documentation without delimiters, or "" if it has none."""
@@ -365,16 +315,6 @@ def _unescaped(text: str) -> str:
 def _as_lines(text: str) -> list[str]:
     """Returns a text as line comments in Rust."""
     return [f"/// {line.removeprefix(' ')}" for line in text.splitlines()]
-
-
-def _parameters(source: bytes, node: Node | None) -> str:
-    """Returns a function's parameters as text, on one line and without brackets."""
-    while node is not None:
-        parameters = node.child_by_field_name("parameters")
-        if parameters is not None:
-            return " ".join(node_text(source, parameters)[1:-1].split())
-        node = node.child_by_field_name("declarator")  # in C
-    return ""
 
 
 def comments(root: Node, source: bytes, language: str) -> list[Node]:

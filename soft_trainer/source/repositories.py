@@ -1,4 +1,4 @@
-"""Finds a git repository and its folders without pygit2, which is too slow to import for a search."""
+"""Finds a git repository and its folders."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from soft_trainer.source.source_files import read_regular
 _MAX_BYTES = 10_000  # of a file that holds a path
 
 
-def repository_of(folder: str) -> tuple[str, str] | None:
-    """Returns the root of the repository that contains a folder, and the folder's path in the repository.
-
-    The path is "" or ends with `/`. Returns None if the folder is not in a repository.
-    """
+def repository_of(folder: str) -> str | None:
+    """Returns the root of the repository that contains a folder, or None if the folder is not in a repository."""
     for parent in (Path(folder), *Path(folder).parents):
         if os.path.lexists(parent / ".git"):
-            if parent == Path(folder):
-                return str(parent), ""
-            return str(parent), f"{os.path.relpath(folder, parent)}/"
+            return str(parent)
     return None
 
 
@@ -63,18 +58,8 @@ def is_linked_worktree(folder: str, top: str = "") -> bool:
         return False
     folder = os.path.realpath(folder)
     around = repository_of(os.path.dirname(folder))
-    if around is None or len(around[0]) < len(top) or not os.path.lexists(os.path.join(git_dir(folder), "commondir")):
+    if around is None or len(around) < len(top) or not os.path.lexists(os.path.join(git_dir(folder), "commondir")):
         return False
-    if not os.path.isfile(os.path.join(git_dir(around[0]), "index")):  # a bare repository
+    if not os.path.isfile(os.path.join(git_dir(around), "index")):  # a bare repository
         return False
-    return os.path.realpath(common_dir(folder)) == os.path.realpath(common_dir(around[0]))
-
-
-def head_time(top: str) -> int:
-    """Returns when HEAD last moved, in ns, or 0 if the time is unknown."""
-    folder = Path(git_dir(top))
-    try:
-        moved = folder / "logs" / "HEAD"
-        return (moved if moved.exists() else folder / "HEAD").stat().st_mtime_ns
-    except OSError:
-        return 0
+    return os.path.realpath(common_dir(folder)) == os.path.realpath(common_dir(around))

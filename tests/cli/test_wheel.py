@@ -176,7 +176,6 @@ def test_rows_train_evaluate_and_push_without_extras(core, data_dir):
     [
         ("train", "--config", "quickstart"),
         ("mine", "stdlib", "--output_dir", "rows"),
-        ("mine", "--history", ".", "--output_dir", "rows"),
         ("index", "."),
         ("search", "--folder", ".", "words"),
         ("evaluate-search", "--folder", "."),
@@ -185,7 +184,7 @@ def test_rows_train_evaluate_and_push_without_extras(core, data_dir):
 def test_reading_source_code_names_its_extra(core, words):
     (core.folder / "code.py").write_text("def f():\n    return 1\n")
     line = core.run("soft-trainer", *words, code=2).stderr.strip().splitlines()[-1]
-    assert line.startswith("error: Reading source code or git's commits needs the extra: pip install")
+    assert line.startswith("error: Reading source code needs the extra: pip install")
 
 
 @pytest.mark.parametrize("command", ["train", "mine", "index", "search", "evaluate-search", "export"])

@@ -144,7 +144,7 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path):
         (None, PUSH, "no token"),
         (WRITE_TOKEN, PUSH | {"hub_model_id": "tiny"}, "expected USER/NAME"),
         (WRITE_TOKEN, ROWS | {"push_data_to_hub": "bob/rows"}, "not allowed to write"),
-        (WRITE_TOKEN, ROWS | {"source_dir": None}, "set source_dir, history or data_dir"),
+        (WRITE_TOKEN, ROWS | {"source_dir": None}, "set source_dir or data_dir"),
     ],
 )
 def test_refused_before_rows_are_read_or_mined(train, monkeypatch, tmp_path, token, options, says):

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 from datasets import load_dataset
-from git_repositories import Repository
+from git_repositories import committed, git
 from refusals import refused
 from sentence_transformers import (
     SentenceTransformer,
@@ -22,7 +22,7 @@ from soft_trainer import load_encoder, load_rows
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import package_names
-from soft_trainer.mining.tree import each_in_order, mine, mine_to, mining_table, tree_language
+from soft_trainer.mining.tree import _each_in_order, mine, mine_to, mining_table, tree_language
 from soft_trainer.packaged import located
 from soft_trainer.shares import assign_splits
 
@@ -71,13 +71,6 @@ def test_output_folder(tmp_path):
     assert all(row["docstring"] == "" and row["docstring_tokens"] == [] for row in rows["codebase"])
     assert not list((tmp_path / "out").glob("*.tmp"))
     assert "undocumented" in mining_table(mined)
-
-
-def test_a_tree_replaces_the_judgments_of_a_history_that_was_mined_to_the_same_folder(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "relevance.jsonl.gz").touch()
-    mine_to(python_tree(tmp_path / "tree"), "python", tmp_path / "out", num_workers=1)
-    assert not (tmp_path / "out" / "relevance.jsonl.gz").exists()
 
 
 def test_an_undecodable_name_is_counted_and_a_wrong_path_refused_at_once(tmp_path, monkeypatch):
@@ -179,18 +172,17 @@ def test_files_with_syntax_errors_are_counted_and_named(tmp_path):
 
 
 def test_linked_worktrees_are_skipped_and_counted(tmp_path, monkeypatch):
-    tree = Repository(python_tree(tmp_path / "tree"))
+    tree = committed(python_tree(tmp_path / "tree"))
     for folder in ("copy", "package1/copy"):
-        tree.link(tree.path / folder)
-        python_tree(tree.path / folder)
-    python_tree(tree.path / "clone", packages=1)
-    Repository(tree.path / "clone")  # another repository
+        git(tree, "worktree", "add", "-q", "--detach", folder)
+    python_tree(tree / "clone", packages=1)
+    git(tree / "clone", "init", "-q")  # another repository
     monkeypatch.chdir(tmp_path)
-    for source in (tree.path, "tree"):
+    for source in (tree, "tree"):
         mined = mine(source, "python", num_workers=1)
         assert mined.files == {"mined": 13, "linked worktree (a folder)": 2}
         assert "| files | linked worktree (a folder) | 2 |" in re.sub(" +", " ", mining_table(mined))
-    assert mine(tree.path / "copy", "python", num_workers=1).files == {"mined": 13}  # with a.py
+    assert mine(tree / "copy", "python", num_workers=1).files == {"mined": 12}
 
 
 @pytest.mark.parametrize(
@@ -323,7 +315,7 @@ def test_a_worker_does_not_collect_what_it_inherits(tmp_path):
     gc.disable()
     try:
         Threaded(path)
-        assert list(each_in_order(_collect, range(4), 2, "item", 1)) == [0, 1, 2, 3]
+        assert list(_each_in_order(_collect, range(16), 2)) == list(range(16))
     finally:
         gc.enable()
     gc.collect()

@@ -33,7 +33,7 @@ ROWS = [
     ("test_fraction", 0.2, {"source_dir": "stdlib"}, {"data_dir": "rows"}),
     ("split_seed", 1, {}, {"data_dir": "rows"}),
     ("extra_source_dir", "tree", {}, {"source_dir": "stdlib"}),
-    ("mining_keep", "short_functions", {"source_dir": "tree", "history": "tree"}, {"source_dir": "stdlib"}),
+    ("mining_keep", "short_functions", {"data_dir": "rows"}, {"source_dir": "stdlib"}),
 ]
 ENCODER = [
     ("vocabulary_size", 500, {}, {"from_scratch": "32x1"}),

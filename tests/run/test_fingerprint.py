@@ -137,7 +137,6 @@ REFERRING = {
     "eval_data_dir": "judged",
     "split_urls": "urls",
     "source_dir": "tree",
-    "history": "tree",
     "model_name_or_path": "encoder",
     "estimator_model": "teacher",
     "loss": "own_module:loss",

@@ -9,8 +9,6 @@ from trees import FILES, write_tree
 
 from soft_trainer.encoders import text_encoder
 from soft_trainer.search import code_index
-from soft_trainer.search.commits import reading
-from soft_trainer.search.commits.memory import Choice
 from soft_trainer.terminal import exit_on_user_error
 
 
@@ -71,12 +69,6 @@ def stub(monkeypatch):
 
     monkeypatch.setattr(text_encoder, "open_encoder", lambda name, dim=None, **way: Stub(name, dim))
     return Stub
-
-
-@pytest.fixture
-def voting(monkeypatch):
-    """Gives the commits' votes a weight, which so few commits would not get."""
-    monkeypatch.setattr(reading, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
 
 
 @pytest.fixture

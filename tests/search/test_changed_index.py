@@ -6,11 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
-import pygit2
 import pytest
+from git_repositories import committed, git
 
 from soft_trainer.search import CodeIndex, Search
-from soft_trainer.search.commits import memory, reading
 from soft_trainer.search.index import store
 from soft_trainer.search.serving import served_index
 from soft_trainer.search.serving.served_index import ServedIndex
@@ -38,10 +37,9 @@ class Tree:
         for path in self.random.sample(found, files):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(LIBRARY / path, folder / path)
-        self.git = pygit2.init_repository(folder, initial_head="main")
+        committed(folder)
+        git(folder, "branch", "other")
         self.number = 0
-        self.commit()
-        self.git.create_branch("other", self.git.get(self.git.head.target))
 
     def files(self):
         return sorted(path for path in self.folder.rglob("*.py"))
@@ -56,7 +54,7 @@ class Tree:
         self.number += 1
         actions = [self.write, self.write, self.append, self.rename, self.remove, self.add, self.move, self.switch]
         path = self.random.choice(self.files())
-        changed = self.random.choice([*actions, self.commit])(path) or path
+        changed = self.random.choice(actions)(path) or path
         files = self.files()
         position = min(sum(path < changed for path in files), len(files) - 1)
         return files[max(position - 1, 0) : position + 2]
@@ -89,18 +87,11 @@ class Tree:
         moved = path.parent.rename(path.parent.with_name(f"{self.random.choice('az')}{self.number}"))
         return moved / path.name
 
-    def commit(self, path=None):
-        self.git.index.add_all()
-        self.git.index.write()
-        person = pygit2.Signature("Ann", "ann@example.org", 1_700_000_000 + 3600 * self.number)
-        parents = [] if self.git.head_is_unborn else [self.git.head.target]
-        subject = f"Count the visitors of {path and path.stem}, change {self.number}"
-        self.git.create_commit("HEAD", person, person, subject, self.git.index.write_tree(), parents)
-
     def switch(self, path):
-        self.commit(path)
-        branch = {"main": "other", "other": "main"}[self.git.head.shorthand]
-        self.git.checkout(f"refs/heads/{branch}", strategy=pygit2.GIT_CHECKOUT_FORCE)
+        git(self.folder, "add", "-A")
+        git(self.folder, "commit", "-q", "--allow-empty", "-m", f"Change {self.number}")
+        now = git(self.folder, "branch", "--show-current").strip()
+        git(self.folder, "checkout", "-qf", {"main": "other", "other": "main"}[now])
 
 
 def names_in(index, files, tree):
@@ -146,51 +137,41 @@ def dead_chunks(index):
     return store.count_stored(index.database)[2] - index.statistics()["chunks"]
 
 
-def follow(tmp_path, seed, model, history, files=150, largest=2500, changes=6):
+def follow(tmp_path, seed, model=None, files=150, largest=2500, changes=6):
     """Changes a tree and its index. Returns the number of searches in which the index had dead chunks."""
     tree = Tree(tmp_path / f"tree {seed}", seed, files, largest)
-    choice = {"model": model, "history": history}
-    index = CodeIndex.build(tree.folder, tmp_path / f"index {seed}", **choice)
+    index = CodeIndex.build(tree.folder, tmp_path / f"index {seed}", model)
     dead = 0
     for number in range(changes):
         for _ in range(tree.random.choice([1, 1, 2])):
             near = tree.change()
         index.refresh()
-        if history:
-            index.remember()
         dead += dead_chunks(index) > 0
-        with CodeIndex.build(tree.folder, tmp_path / f"fresh {seed} {number}", **choice) as fresh:
+        with CodeIndex.build(tree.folder, tmp_path / f"fresh {seed} {number}", model) as fresh:
             check(tree, index, fresh, near)
     return dead
 
 
 @pytest.fixture
 def like_a_large_index(monkeypatch):
-    """Lets a small index keep several segments and dead chunks, and use a few commits."""
+    """Lets a small index keep several segments and dead chunks."""
     monkeypatch.setattr(store, "SEGMENT_CHUNKS", 100)
     monkeypatch.setattr(store, "MAX_DEAD_SHARE", 0.2)
-    monkeypatch.setattr(memory, "MIN_QUERIES", 3)
-    monkeypatch.setattr(reading, "MAX_GROWTH", -1)  # the weight is chosen at every reading, as in a new index
 
 
 def test_a_changed_index_answers_as_a_fresh_one(tmp_path, like_a_large_index):
-    assert follow(tmp_path, 0, None, history=False, files=60, changes=2) > 0
-
-
-WORDS = {"model": None, "history": False}
-COMMITS = {"model": None, "history": True}
-BASE = {"model": "base", "history": True}
+    assert follow(tmp_path, 0, files=60, changes=2) > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("choice", "seeds"), [(WORDS, range(1, 6)), (COMMITS, range(1, 6)), (BASE, range(1, 3))])
-def test_many_changed_indexes_answer_as_fresh_ones(tmp_path, like_a_large_index, choice, seeds):
-    assert sum(follow(tmp_path, seed, **choice) for seed in seeds) > 2 * len(seeds)
+@pytest.mark.parametrize(("model", "seeds"), [(None, range(1, 6)), ("base", range(1, 3))])
+def test_many_changed_indexes_answer_as_fresh_ones(tmp_path, like_a_large_index, model, seeds):
+    assert sum(follow(tmp_path, seed, model) for seed in seeds) > 2 * len(seeds)
 
 
 @pytest.mark.slow
 def test_a_large_index_answers_as_a_fresh_one(tmp_path):
-    assert follow(tmp_path, 0, None, history=False, files=300, largest=30_000, changes=4) > 1
+    assert follow(tmp_path, 0, files=300, largest=30_000, changes=4) > 1
 
 
 @pytest.mark.slow
@@ -202,7 +183,7 @@ def test_an_agent_gets_the_answers_of_a_fresh_index_right_after_each_change(tmp_
     mcp = pytest.importorskip("mcp")
     monkeypatch.setattr(served_index, "CHECK_ALWAYS", 60)  # a busy machine does not make a tree large
     tree = Tree(tmp_path / "tree", seed, files=60, largest=2500)
-    index = CodeIndex.build(tree.folder, tmp_path / "index", history=False)
+    index = CodeIndex.build(tree.folder, tmp_path / "index")
 
     def bare(answer):  # without the random numbers of the fence
         return re.sub("TEXT [0-9a-f]{16}", "TEXT", answer.content[0].text)
@@ -216,7 +197,7 @@ def test_an_agent_gets_the_answers_of_a_fresh_index_right_after_each_change(tmp_
                 calls += [("read", {"path": str(path.relative_to(tree.folder))}) for path in near]
                 tree.random.shuffle(calls)
                 answers = [bare(await client.call_tool(*call)) for call in calls]
-                with CodeIndex.build(tree.folder, tmp_path / f"fresh {number}", history=False) as fresh:
+                with CodeIndex.build(tree.folder, tmp_path / f"fresh {number}") as fresh:
                     async with mcp.Client(tool_server(ServedIndex(Search([fresh]), update=False))) as other:
                         assert answers == [bare(await other.call_tool(*call)) for call in calls]
 

@@ -375,13 +375,13 @@ def test_an_index_describes_itself(tree, index):
 
 
 def test_an_older_format_is_made_again_with_its_settings(tree, stub):
-    index = CodeIndex.build(tree, model="stub", exclude="*.md", include="*.log", history=False, truncate_dim=4)
+    index = CodeIndex.build(tree, model="stub", exclude="*.md", include="*.log", truncate_dim=4)
     index.database.execute("PRAGMA user_version = 1")
     index.database.execute("DROP TABLE postings")
     index.close()
     index = CodeIndex.build(tree)
     assert index.patterns == {"exclude": ["*.md"], "include": ["*.log"]}
-    assert (index.model, index.truncate_dim, store.read_settings(index.index_dir)["history"]) == ("stub", 4, False)
+    assert (index.model, index.truncate_dim) == ("stub", 4)
     assert "README.md" not in paths(index.search("payment provider")) and index.search("parse_date")
     assert index.statistics()["encoded"] == index.statistics()["chunks"]
 

@@ -13,14 +13,13 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from git_repositories import Repository, grown
+from git_repositories import committed, git
 from trees import write_tree
 
 from soft_trainer.cli import search as output
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex, Search, code_index
 from soft_trainer.search.code_index import open_for
-from soft_trainer.search.commits import reading
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.measuring.judged import documentation_queries
 from soft_trainer.search.ranking.results import SearchResult
@@ -43,7 +42,7 @@ def test_index_and_search(command, search, tree):
     code, out, _ = search("parse date", "--json", "--path", "src/**")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and rows[0]["name"] == "parse_date"
-    assert " ".join(rows[0]) == "path start_line end_line language name score text commits weak also_in"
+    assert " ".join(rows[0]) == "path start_line end_line language name score text weak also_in"
 
 
 def test_a_filter_for_tests_and_a_failure_as_the_query(command, tree):
@@ -67,50 +66,27 @@ def test_every_command_knows_the_names_of_trees(command, tree, monkeypatch, name
     assert "nDCG@10" in command("evaluate-search", "--folder", name)[1]
 
 
-@pytest.mark.parametrize("form", [(), ("--json",)])
-def test_the_first_search_answers_before_it_reads_commits(command, tree, monkeypatch, form):
-    grown(tree, commits=9)
-    search = ("search", "--folder", tree, "parse date", *form)
-    with monkeypatch.context() as patch:
-        patch.setattr(CodeIndex, "remember", Mock(side_effect=KeyboardInterrupt))
-        code, out, err = command(*search)
-    lines = err.splitlines()
-    assert code == 0 and lines[0].endswith("no index yet, making one")
-    assert lines[-1] == "stopped; the next search continues"
-    assert command(*search) == (0, out, "" if form else lines[1] + "\n")
-    assert CodeIndex.open(store.find_index_dir(tree)).statistics()["commits"]["read"] == 10
-
-
-def test_a_search_into_a_pipe_reads_commits_for_a_few_seconds(command, tree, monkeypatch):
-    """An agent's command ends when the process ends."""
-    grown(tree, commits=9)
-    monkeypatch.setattr(reading, "_AT_ONCE", 2)
-    monkeypatch.setattr(output, "PIPE_SECONDS", 0.0)
-    search = ("search", "--folder", tree, "parse date", "-n", 1)
-    told = "commits were read, and later searches continue; `soft-trainer index DIR` reads the others now"
-    for read in (2, 4, 6, 8, 10, 10):
-        code, out, err = command(*search)
-        assert code == 0 and out.startswith("src/shop/dates.py:1  parse_date") and (told in err) == (read < 10)
-        memory = store.get_meta(CodeIndex.open(store.find_index_dir(tree)).database, "memory")
-        assert memory["read"] == read
+def test_a_search_that_is_stopped_while_it_encodes_has_answered(command, search, tree, stub, monkeypatch):
+    command("index", tree, "--model", "stub")
+    monkeypatch.setattr(CodeIndex, "encode", Mock(side_effect=[None, KeyboardInterrupt]))
+    code, out, err = search("parse date")
+    assert code == 0 and out.startswith("src/shop/dates.py:1") and err.endswith("stopped; the next search continues\n")
 
 
 def test_indexes_are_listed_and_those_of_deleted_folders_go(command, tree, tmp_path):
     command("index", tree)
-    grown(tmp_path / "repository", commits=3)
-    command("index", tmp_path / "repository")
+    command("index", write_tree(tmp_path / "repository", {"a.py": "x = 1\n"}))
     listed = command("index", "--list")[1]
-    assert str(tree) in listed and f"  commits of {tmp_path}/repository/.git\n" in listed
-    assert "no such folder" not in listed and listed.endswith(" MiB in all\n")
+    assert str(tree) in listed and "no such folder" not in listed and listed.endswith(" MiB in all\n")
     shutil.rmtree(tmp_path / "repository")
-    assert command("index", "--list")[1].count("no such folder; --prune deletes this") == 2
-    indexes, caches = store.default_index_dir(tree).parent, store.commit_caches()
+    assert command("index", "--list")[1].count("no such folder; --prune deletes this") == 1
+    indexes = store.default_index_dir(tree).parent
     for days, left in ((29, 2), (31, 1)):
-        for path in (*indexes.glob("repo*/*"), *caches.iterdir()):
+        for path in indexes.glob("repo*/*"):
             os.utime(path, (time.time() - days * 86400,) * 2)
         (tmp_path / f"new{days}").mkdir()
         command("index", tmp_path / f"new{days}")  # a new index deletes those that nobody has used for long
-        assert len(list(indexes.glob("[rt]*"))) == left and len(list(caches.iterdir())) == left - 1
+        assert len(list(indexes.glob("[rt]*"))) == left
     shutil.rmtree(tree)
     out = command("index", "--prune")[1]
     assert str(tree) in out and out.endswith(" MiB in all, deleted\n") and not list(indexes.glob("tree-*"))
@@ -211,7 +187,9 @@ def test_bad_input_is_one_line_and_exit_code_2(command, search, tree, tmp_path):
     code, out, err = command("index", tmp_path / "empty")
     assert code == 1 and not out and "no text files" in err
     assert "no such folder" in command("search", "--folder", tmp_path / "missing", "x")[2]
-    for folder in (Repository(tmp_path / "bare.git", bare=True).path, Repository(tmp_path / "own").path / ".git"):
+    git(tmp_path, "init", "-q", "--bare", "bare.git")
+    git(tmp_path, "init", "-q", "own")
+    for folder in (tmp_path / "bare.git", tmp_path / "own" / ".git"):
         code, out, err = command("index", folder)
         assert code == 2 and not out and "a git repository without a working tree" in err and err.count("\n") == 1
 
@@ -440,7 +418,7 @@ def test_a_lexical_search_imports_neither_torch_nor_transformers(tree, tmp_path)
         "import argparse, sys; from soft_trainer.cli import search; p = argparse.ArgumentParser();"
         "search.add_arguments(p);"
         f"assert search.run(p.parse_args(['parse date', '--index_dir', {str(tmp_path / 'index')!r}])) == 0;"
-        "assert not {'torch', 'transformers', 'datasets', 'scipy', 'tqdm', 'pygit2'} & set(sys.modules), sys.modules"
+        "assert not {'torch', 'transformers', 'datasets', 'scipy', 'tqdm'} & set(sys.modules), sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
@@ -466,7 +444,7 @@ def test_evaluation_by_judged_queries_and_by_documentation(command, tree, tmp_pa
 
 
 def test_an_evaluation_draws_the_same_queries_by_any_name_of_the_folder(tree, tmp_path, monkeypatch):
-    Repository(tree).commit("Start", {})
+    committed(tree)
     (tmp_path / "link").symlink_to(tree)
     drawn = []
     for folder, name in ((tree, "."), (tmp_path, "tree"), (tmp_path, tree), (tree / "src", ".."), (tmp_path, "link")):
@@ -489,8 +467,8 @@ def test_an_index_that_an_evaluation_keeps_is_used_again(command, tree, stub, tm
     ("words", "message"),
     [
         (["--folder", "tree", "--max_queries", "0"], "max_queries=0: expected 1 or more"),
-        (["--history", "tree", "--max_queries", "5"], "max_queries: has no effect without --folder"),
-        (["--folder", "tree", "--external", "rg {query}"], "external: has no effect without --history"),
+        (["--queries", "q", "--trees", "tree", "--max_queries", "5"], "max_queries: has no effect without --folder"),
+        (["--folder", "tree", "--trees", "tree"], "give --queries and --trees, or --folder"),
         (["--folder", "tree", "--truncate_dim", "8"], "truncate_dim: has no effect without --model"),
         (["--folder", "missing"], "missing: the folder cannot be read (No such file or directory)"),
         (["--folder", "tree", "--output", "file/out.jsonl"], "output=file/out.jsonl: "),

@@ -3,7 +3,7 @@
 import unicodedata
 
 import pytest
-from git_repositories import Repository
+from git_repositories import committed
 
 from soft_trainer.search import CodeIndex
 
@@ -40,8 +40,7 @@ def index(tmp_path, request):
     for path, text in files.items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_text(text)
-    Repository(tree).commit("Add the Übergang", files)
-    index = CodeIndex.build(tree)
+    index = CodeIndex.build(committed(tree))
     index.files = files
     return index
 

@@ -23,7 +23,6 @@ def test_a_new_index_has_the_encoder_of_the_package_and_keeps_the_choice(tree, m
         assert index.model == expected
         counts = index.statistics()
         assert counts.get("encoded") == (counts["chunks"] if expected else None)
-        assert ("encoder base" in index.evidence()) == (expected is not None)
     (tree / "new.py").write_text("def brand_new():\n    return 1\n")
     with CodeIndex.build(tree) as index:
         assert index.model == expected
@@ -45,9 +44,9 @@ def test_a_static_encoder_counts_less(tree, stub, monkeypatch, runtime, expected
     trusted = []
     score = ranking.score
 
-    def recorded(query, segments, similarity=None, votes=None, trust=1.0):
+    def recorded(query, segments, similarity=None, trust=1.0):
         trusted.append(trust)
-        return score(query, segments, similarity, votes, trust)
+        return score(query, segments, similarity, trust)
 
     stub.runtime = runtime
     monkeypatch.setattr(code_index.vectors, "lightest", lambda database, encoder: encoder)
@@ -62,5 +61,5 @@ def test_trust_scales_the_similarity(tree):
         segments = snapshot.segments
         similarity = np.linspace(0, 1, len(segments.lengths), dtype=np.float32)
         query = ranking.parse_query("parse the date")
-        words, half, whole = (ranking.score(query, segments, similarity, None, trust).chunks for trust in (0, 0.5, 1))
+        words, half, whole = (ranking.score(query, segments, similarity, trust).chunks for trust in (0, 0.5, 1))
         assert np.allclose(half - words, (whole - words) / 2, atol=1e-6) and not np.allclose(words, whole)

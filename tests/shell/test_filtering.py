@@ -6,7 +6,6 @@ from soft_trainer.mining.rules import (
     COLUMNS,
     RULES,
     first_broken,
-    mined_language,
 )
 from soft_trainer.shell.filtering import filter_rows
 
@@ -46,24 +45,6 @@ def row(code=CODE, query="add two numbers", name="add", path="shop/cart.py", lan
 def test_row_rules(rule, dropped, kept):
     assert first_broken(dropped, [rule]) == rule
     assert first_broken(kept, [rule]) == ""
-
-
-@pytest.mark.parametrize(
-    ("path", "language"),
-    [
-        ("src/cart.py", "python"),
-        ("src/cart.min.JS", None),
-        ("src/cart.test.ts", None),
-        ("src/spec.go", "go"),
-        ("spec/cart.rb", None),
-        ("src/.cache/cart.py", None),
-        ("vendor/cart.go", None),
-        ("README.md", None),
-        ("py", None),
-    ],
-)
-def test_which_files_are_mined(path, language):
-    assert mined_language(path) == language
 
 
 def test_filter_rows_counts_each_row_once():

@@ -3,14 +3,12 @@
 import json
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-from git_repositories import grown
 from refusals import refused
 from trees import source_tree
 
@@ -92,7 +90,6 @@ KNOWN = "supports only ruby, python, java, javascript, php, go"
         ({"data_dir": "here", "language": "rust,"}, "language='': list each language once"),
         ({"dataset_name": "none"}, "no rows of train, valid, test, codebase: set data_dir to a folder"),
         ({"data_dir": "a", "source_dir": "b", "language": "go"}, "data_dir and source_dir: set only one of them"),
-        ({"data_dir": "a", "history": "b", "language": "go"}, "data_dir and history: set only one of them"),
     ],
 )
 def test_what_cannot_be_had_is_one_line(arguments, words):
@@ -132,13 +129,11 @@ def test_split_urls_choose_from_a_folder(data_dir, rows, tmp_path):
 def test_the_language_is_that_of_the_rows_or_of_the_source_files(tmp_path, write_folder, rows):
     source = source_tree(tmp_path / "source", NOUNS)
     Path(source, "page.js").write_text("const x = 1;\n")
-    repository = grown(tmp_path / "repository")
-    for origin in ({"source_dir": source}, {"history": str(repository.path)}):
-        arguments = DataArguments(**origin)
-        assert arguments.languages == []
-        choose_language(arguments)
-        assert arguments.languages == ["python"]
-        load(**origin)
+    arguments = DataArguments(source_dir=source)
+    assert arguments.languages == []
+    choose_language(arguments)
+    assert arguments.languages == ["python"]
+    load(source_dir=source)
     for columns, names in (((), ["python"]), (("language",), ["python"]), (("language", "path"), [])):
         parts = dict.fromkeys(("train", "valid", "test", "codebase"), without(rows[:4], *columns))
         arguments = {"data_dir": str(write_folder(**parts))}
@@ -187,29 +182,13 @@ def test_the_rows_of_a_tree_are_compared_and_not_its_files(tmp_path):
     assert now() != before
 
 
-def test_a_history_is_mined_once_and_joins_documentation(tmp_path, monkeypatch):
-    repository = grown(tmp_path / "repo")
-    data = load(language="python", history=str(repository.path))
-    assert {split: len(rows) for split, rows in data.items()} == {"train": 20, "valid": 2, "test": 3, "codebase": 5}
-    assert set(data["train"]["source"]) == {"history"}
-    both = {"history": str(repository.path), "source_dir": str(repository.path / "src")}
-    (repository.path / "src").mkdir()
-    assert Counter(load(language="python", **both)["train"]["source"]) == {"history": 20, "documentation": 5}
-    monkeypatch.setattr("soft_trainer.mining.history.mine_history_to", lambda *_, **__: pytest.fail("mined again"))
-    assert len(load(language="python", **both)["train"]) == 25
-
-
-@pytest.mark.parametrize("name", ["history.mine_history_to", "tree.mine_to"])
-def test_the_options_reach_the_mining_and_stdlib_is_that_of_the_running_python(tmp_path, monkeypatch, name):
+def test_the_options_reach_the_mining_and_stdlib_is_that_of_the_running_python(monkeypatch):
     def mine(*arguments, **options):
         raise UserError(f"asked for {arguments[:2]}, {options}")
 
-    monkeypatch.setattr(f"soft_trainer.mining.{name}", mine)
-    of_tree = {"source_dir": "stdlib", "mining_keep": "tests,links"}
-    of_history = {"history": str(grown(tmp_path / "repo", commits=1).path)}
-    words = (Path(json.__file__).parents[1], "'keep': ['tests', 'links']")
-    with refused(*(words if "tree" in name else ("'source_dir': None", of_history["history"]))):
-        load(language="python", **(of_tree if "tree" in name else of_history))
+    monkeypatch.setattr("soft_trainer.mining.tree.mine_to", mine)
+    with refused(Path(json.__file__).parents[1], "'keep': ['tests', 'links']"):
+        load(language="python", source_dir="stdlib", mining_keep="tests,links")
 
 
 def test_filters_drop_rows_and_say_how_many(write_folder, rows, capsys):

@@ -61,7 +61,8 @@ def test_names(language, source, expected):
 
 def functions_of(source: str, language: str) -> dict:
     text = source.encode()
-    return FileFunctions(parse(text, language), text, language, "path").functions
+    found = FileFunctions(parse(text, language), text, language, "path").functions
+    return {function.name: function for function in found}
 
 
 @pytest.mark.parametrize("language", ["java", "rust", "typescript", "c", "cpp"])
@@ -150,7 +151,7 @@ JSX = [
 def test_an_ampersand_in_jsx_is_text(language, text):
     source = f"function a() {{\n  return {text}\n}}\n\nfunction b(c, d) {{\n  return c > d & d < c && c\n}}\n"
     file = FileFunctions(parse(source.encode(), language), source.encode(), language, "path")
-    assert [(row["func_name"], file.functions[row["func_name"]].broken) for row in file.rows()] == [
+    assert [(function.name, function.broken) for function in file.functions] == [
         ("a", False),
         ("b", False),
     ]
@@ -175,7 +176,20 @@ def test_files_made_to_be_slow_take_little_time(text):
 
 def test_ctrl_c_in_the_parser_stays_ctrl_c(monkeypatch):
     monkeypatch.setattr(
-        "soft_trainer.source.definitions.time.monotonic", Mock(side_effect=[0, KeyboardInterrupt, 1, 1, 1])
+        "soft_trainer.source.definitions.time.thread_time", Mock(side_effect=[0, KeyboardInterrupt, 1, 1, 1])
     )
     with pytest.raises(KeyboardInterrupt):
         parse(b"x = 1\n" * 20_000, "python")
+
+
+def test_only_parsing_has_a_limit_and_it_is_in_cpu_time():
+    """A query compares texts through the parser's `read`, and never ends if `read` gives no text."""
+    source = b"Foo.prototype.bar = function () { return 1; };\n"
+    assert parse(source * 20_000, "javascript", 0.05) is None
+    root = parse(source, "javascript", 0.1)
+    time.sleep(0.1)
+    ended = time.thread_time() + 0.15
+    while time.thread_time() < ended:
+        pass
+    names = [(found.kind, found.name) for found in definitions(root, source, "javascript")]
+    assert names == [("signature", "Foo.prototype.bar"), ("function", "Foo.prototype.bar")]

@@ -139,7 +139,7 @@ DOCUMENTED = [
 def documentation(source: str, language: str) -> dict[str, str]:
     text = source.encode()
     file = FileFunctions(parse(text, language), text, language, "path")
-    return {function.name: file.docstring(function) for function in file.functions.values()}
+    return {function.name: file.docstring(function) for function in file.functions}
 
 
 @pytest.mark.parametrize(("language", "between", "source", "expected"), DOCUMENTED)
@@ -200,7 +200,7 @@ def test_docstrings_of_the_standard_library_are_what_ast_gives():
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     expected[node.lineno] = (ast.get_docstring(node) or "").strip()
             file = FileFunctions(parse(source, "python"), source, "python", path.name)
-            for function in file.functions.values():
+            for function in file.functions:
                 assert file.docstring(function) == expected[function.node.start_point.row + 1]
                 count += 1
     assert count > 1000

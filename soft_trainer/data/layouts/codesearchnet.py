@@ -24,7 +24,7 @@ TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "do
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")
 FEATURES = Features({name: Value("string") for name in TEXTS} | {name: List(Value("string")) for name in TOKEN_LISTS})
 # A user's file may also have `negatives`: urls or texts of functions that do not answer the row's query.
-FILE_FEATURES = Features(FEATURES | {"source": Value("string"), "negatives": List(Value("string"))})
+FILE_FEATURES = Features(FEATURES | {"negatives": List(Value("string"))})
 FILE_FEATURES["scores"] = List(Value("float64"))  # of the function, then of the negatives
 
 HUB_COLUMNS = {

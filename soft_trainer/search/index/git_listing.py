@@ -38,19 +38,11 @@ def list_files(folder: str) -> tuple[str, list[str] | None]:
     tracked are also listed. The list is None if git is not installed or fails.
     """
     found = repository_of(folder)
-    if found and found[0] != folder:
-        listed = _ls_files(found[0], folder, _LISTED)
+    if found and found != folder:
+        listed = _ls_files(found, folder, _LISTED)
         if listed != []:
-            return found[0], listed
+            return found, listed
     return folder, _ls_files(folder, folder, _LISTED)
-
-
-def repository_with(folder: str) -> tuple[str, str] | None:
-    """Returns what `repository_of` returns, or None if the enclosing repository ignores the folder."""
-    found = repository_of(folder)
-    if found and found[1] and list_files(folder)[0] != found[0]:
-        return None
-    return found
 
 
 def list_ignored(folder: str) -> list[str]:

@@ -30,11 +30,10 @@ from soft_trainer.terminal import print_on_main
 
 DATABASE = "index.sqlite"
 _DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
-SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, history, model, truncate_dim
+SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, model, truncate_dim
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
-MEMORY_LOCK = "memory.lock"
-FORMAT = 17  # increases when chunks, terms, languages or the schema change, so that indexes are built again
+FORMAT = 18  # increases when chunks, terms, languages or the schema change, so that indexes are built again
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 DAMAGED = "damaged"  # an empty file that a search leaves, so that `soft-trainer index` makes the index again
@@ -58,11 +57,6 @@ CREATE TABLE segments (id INTEGER PRIMARY KEY, lengths BLOB, owners BLOB, kinds 
 CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB,
                        PRIMARY KEY (term, segment)) WITHOUT ROWID;
 CREATE TABLE vectors (first INTEGER PRIMARY KEY, digests BLOB);
-CREATE TABLE commits (number INTEGER PRIMARY KEY, id TEXT UNIQUE, date INTEGER, subject TEXT, functions TEXT);
-CREATE TABLE renames (old TEXT, number INTEGER, new TEXT, id TEXT, PRIMARY KEY (old, number)) WITHOUT ROWID;
-CREATE TABLE memory (numbers BLOB, lengths BLOB);
-CREATE TABLE commit_postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB,
-                              PRIMARY KEY (term, segment)) WITHOUT ROWID;
 """
 _ARRAYS = {
     "lengths": "<u2",
@@ -90,11 +84,6 @@ def default_index_dir(folder: str | Path) -> Path:
     real = os.path.realpath(folder)
     name = re.sub(r"\W", "-", os.path.basename(real))[:40]
     return cache_dir() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
-
-
-def commit_caches() -> Path:
-    """Returns the folder with the parsed commits of all repositories; see `search/commits/cache.py`."""
-    return cache_dir() / "commits"
 
 
 def find_index_dir(folder: str | Path) -> Path | None:
@@ -330,7 +319,6 @@ def insert_postings(
     term: np.ndarray,
     chunk: np.ndarray,
     count: np.ndarray,
-    table: str = "postings",
 ) -> None:
     """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in chunk `chunk[i]`.
 
@@ -363,7 +351,7 @@ def insert_postings(
             yield vocabulary[names[number]], segment, width, head + tail, bytes(counts[start:end])
 
     # If rows are inserted in key order, SQLite does not have to move pages.
-    database.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)", sorted(rows()))
+    database.executemany("INSERT INTO postings VALUES (?, ?, ?, ?, ?)", sorted(rows()))
 
 
 def decode_postings(rows: Iterable[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
@@ -501,13 +489,13 @@ class Segments:
         chunks, counts = self.decode(self.database.execute(query, (term,)))
         return chunks, counts.astype(np.float32)
 
-    def chunks_of(self, path: str) -> list[tuple[int, int, str]]:
-        """Returns (chunk, last line, name) for each chunk of a file, or [] if the file is not in the segments."""
+    def chunks_of(self, path: str) -> list[tuple[int, int]]:
+        """Returns (chunk, last line) for each chunk of a file, or [] if the file is not in the segments."""
         query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
         for file, spans in self.database.execute(query, (path,)):
             for number in np.flatnonzero(self.ids == file):
                 first = int(self.firsts[number])
-                return [(chunk, end, name) for chunk, (_, end, name) in enumerate(json.loads(spans), first)]
+                return [(chunk, end) for chunk, (_, end, _) in enumerate(json.loads(spans), first)]
         return []
 
     def names(self, chunks: np.ndarray) -> list[str]:

@@ -1,14 +1,10 @@
-"""Evaluates a search with judged queries, documented functions, or a repository's newest commits.
-
-A commit's subject serves as a query that should find the functions that the commit changed.
-"""
+"""Evaluates a search with judged queries, or with the documentation of functions."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,56 +12,46 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
-from soft_trainer.mining.history import MinedHistory, history_language, mine_history
 from soft_trainer.mining.rules import DOCUMENT_RULES, first_broken
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.index.chunks import language_of
 from soft_trainer.search.index.listing import list_tree
 from soft_trainer.source.definitions import BLANKS, parse
 from soft_trainer.source.functions import FileFunctions, comments
-from soft_trainer.source.git import open_repository, reporting_missing_objects, write_tree
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import read_text
 
 CUT = 10
-DEPTH = 100  # the number of chunks in which to look for the first files or functions
+DEPTH = 100  # the number of chunks in which to look for the first files
 
 
 class Measures(NamedTuple):
-    """One ranking's metrics: the reciprocal rank of the first relevant function, nDCG@10 and recall@10."""
+    """One ranking's metrics: the reciprocal rank of the first relevant file, and nDCG@10."""
 
     mrr: float
     ndcg: float
-    recall: float
 
 
 def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
-    """Computes a ranking's metrics, given the relevant `targets`.
-
-    A target counts only at its first position. If a target is repeated, the repetition still takes up a position.
-    """
-    firsts = {}
-    for rank, item in enumerate(ranked, 1):
-        if item in targets:
-            firsts.setdefault(item, rank)
-    ranks = np.array(list(firsts.values()), float)
+    """Computes the metrics of a ranking without repetitions, given the relevant `targets`."""
+    ranks = np.array([rank for rank, item in enumerate(ranked, 1) if item in targets], float)
     near = ranks[ranks <= CUT]
     ideal = np.arange(1, min(CUT, len(targets)) + 1)
-    return Measures(float(1 / ranks.min(initial=np.inf)), _gain(near) / _gain(ideal), len(near) / len(targets))
+    return Measures(float(1 / ranks.min(initial=np.inf)), _gain(near) / _gain(ideal))
 
 
 def _gain(ranks: np.ndarray) -> float:
-    """Returns the discounted cumulative gain of relevant functions at these ranks, which start at 1."""
+    """Returns the discounted cumulative gain of relevant files at these ranks, which start at 1."""
     return float(np.sum(1 / np.log2(ranks + 1)))
 
 
 class JudgedQuery(NamedTuple):
-    """A query, the tree to search and the relevant functions.
+    """A query, the tree to search and the relevant files.
 
     Args:
         tree: the name of the tree to search.
         query: the query's text.
-        targets: the paths of the relevant functions, or function ids if the query is a commit's subject.
+        targets: the paths of the relevant files.
         groups: the query's groups, such as "language python". A mean is reported for each group.
     """
 
@@ -182,52 +168,3 @@ def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
         times = np.percentile([1000 * outcome.seconds for outcome in own], (50, 95))
         rows.append([name, len(own), mean.ndcg, mean.mrr, *times])
     return rows
-
-
-def history_queries(
-    repository: str | Path,
-    language: str | None,
-    output_dir: str | Path,
-) -> tuple[list[JudgedQuery], MinedHistory]:
-    """Creates queries from a repository's newest commits, and writes the tree before these commits to `output_dir`.
-
-    Args:
-        language: the language of the functions. By default, the most common one in the repository.
-
-    Raises:
-        UserError: the history cannot be mined (see `mine_history`), or no file is in a supported language.
-    """
-    mined = mine_history(repository, language or history_language(repository))
-    with reporting_missing_objects(repository):
-        write_tree(open_repository(repository), mined.cut, output_dir)
-    targets: dict[str, set[str]] = defaultdict(set)
-    for judged in mined.relevance:
-        targets[judged["query"]].add(judged["url"])
-    return [JudgedQuery("", query, frozenset(urls)) for query, urls in targets.items()], mined
-
-
-def score_search(
-    queries: Sequence[JudgedQuery], mined: MinedHistory, search: Callable[[str], Iterable]
-) -> dict[str, list[Measures]]:
-    """Runs queries with a search function. Returns each query's metrics for files and for functions.
-
-    A result has `path`, `start_line` and `end_line`. It counts as finding every function whose lines it covers. A
-    result that covers no function still takes up a position, but a function that was already found does not.
-    """
-    functions: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
-    for url, (path, first, last) in mined.spans.items():
-        functions[path].append((first, last, url))
-    found: dict[str, list[Measures]] = {"files": [], "functions": []}
-    for query in queries:
-        files = []
-        named = []
-        for result in search(query.query):
-            start = result.start_line
-            end = result.end_line
-            shown = [url for first, last, url in functions[result.path] if first <= end and last >= start]
-            named += shown or [(result.path, start)]
-            files.append(result.path)
-        right = frozenset(mined.spans[url][0] for url in query.targets)
-        found["files"].append(measures(dict.fromkeys(files), right))
-        found["functions"].append(measures(dict.fromkeys(named), query.targets))
-    return found

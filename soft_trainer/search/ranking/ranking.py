@@ -123,7 +123,7 @@ class Scores(NamedTuple):
     Args:
         files: float[files], 0 for a file that does not match.
         chunks: float[chunks].
-        matched: True if the index contains a word of the query, or if a commit voted.
+        matched: True if the index contains a word of the query.
         containing: for each term, the files that contain the term in their text, in their file name, and in their
             folder names, as arrays in ascending order.
     """
@@ -138,14 +138,12 @@ def score(
     query: Query,
     segments: Segments,
     similarity: np.ndarray | None = None,
-    votes: np.ndarray | None = None,
     trust: float = 1.0,
 ) -> Scores:
-    """Scores all files and chunks for a query by words and, optionally, by encoder similarity and commits' votes.
+    """Scores all files and chunks for a query by words and, optionally, by an encoder's similarity.
 
     Args:
         similarity: float32[chunks], the encoder's similarity to the query, or NaN for a chunk without an embedding.
-        votes: float32[chunks], the weighted votes of commits.
         trust: a factor for the weight of the similarity.
     """
     owners = segments.owners
@@ -162,11 +160,11 @@ def score(
             continue
         files, starts = _distinct(owners[chunks])
         containing[term] = (files, owners[own], owners[inside])
-        rarity = inverse_frequency(len(files), len(file_text))
+        rarity = _inverse_frequency(len(files), len(file_text))
         if len(chunks):
-            text[chunks] += weight * inverse_frequency(len(chunks), len(text)) * saturated(counts, norm[chunks])
+            text[chunks] += weight * _inverse_frequency(len(chunks), len(text)) * _saturated(counts, norm[chunks])
             in_file = np.add.reduceat(counts, starts, dtype=np.float32)
-            file_text[files] += weight * rarity * saturated(in_file, file_norm[files])
+            file_text[files] += weight * rarity * _saturated(in_file, file_norm[files])
         own_name[owners[own]] += rarity
         own_parts[owners[own]] += 1
         folders[owners[inside]] += rarity
@@ -210,10 +208,7 @@ def score(
     files *= _discounts(segments, files > 0, query.test_factor)
     chunks[exact] += EXACT_MEMBER
     files[owners[exact]] += EXACT_MEMBER  # once for each file, and after all discounts
-    scores = Scores(files, chunks, total > 0, containing)
-    if votes is None:
-        return scores
-    return with_votes(scores, segments, votes)
+    return Scores(files, chunks, total > 0, containing)
 
 
 def _distinct(owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -275,12 +270,6 @@ def _members(words: tuple[str, ...], segments: Segments) -> tuple[np.ndarray, np
     best = max((1, False), *agreeing)
     exact = candidates[[one == best for one in agreeing]]
     return narrowing[-1], exact
-
-
-def with_votes(scores: Scores, segments: Segments, votes: np.ndarray) -> Scores:
-    """Adds commits' votes to the scores. A file gets the highest vote that any of its chunks gets."""
-    files = scores.files + np.maximum.reduceat(votes, segments.firsts[:-1])
-    return Scores(files, scores.chunks + votes, scores.matched or bool(votes.any()), scores.containing)
 
 
 def _share(similarity: np.ndarray) -> np.ndarray:
@@ -377,21 +366,21 @@ def _norms(segments: Segments) -> tuple[np.ndarray, np.ndarray]:
     """Computes BM25's length normalisation of chunks and files. Cached, because it takes a third of a query's time."""
     chunks = segments.lengths.astype(np.float32)
     files = np.add.reduceat(chunks, segments.firsts[:-1])
-    return length_norm(chunks), length_norm(files)
+    return _length_norm(chunks), _length_norm(files)
 
 
-def length_norm(lengths: np.ndarray) -> np.ndarray:
+def _length_norm(lengths: np.ndarray) -> np.ndarray:
     """Computes BM25's length normalisation for texts of these lengths."""
     # Summed in float64, in which the order of the files makes no difference.
     mean = max(float(lengths.sum(dtype=np.float64)) / max(len(lengths), 1), 1e-9)
     return K1 * (1 - B + B * lengths / mean)
 
 
-def saturated(counts: np.ndarray, norm: np.ndarray) -> np.ndarray:
-    """Computes BM25's saturated term counts."""
+def _saturated(counts: np.ndarray, norm: np.ndarray) -> np.ndarray:
+    """Computes BM25's _saturated term counts."""
     return counts * (K1 + 1) / (counts + norm)
 
 
-def inverse_frequency(count: int, total: int) -> float:
+def _inverse_frequency(count: int, total: int) -> float:
     """Computes BM25's inverse document frequency, in a form that is never negative."""
     return float(np.log1p((total - count + 0.5) / (count + 0.5)))

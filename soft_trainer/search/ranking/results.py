@@ -15,15 +15,6 @@ TESTS = ("only", "no")  # the values of the filter `tests`
 
 
 @dataclass(frozen=True)
-class Commit:
-    """A commit that changed a search result: its short hash, its date and its subject."""
-
-    hash: str
-    date: str
-    subject: str
-
-
-@dataclass(frozen=True)
 class SearchResult:
     """A search result: a function, a class, or some lines of a file.
 
@@ -34,7 +25,6 @@ class SearchResult:
         name: the qualified name of the function or class, or "" for other lines.
         score: higher is better. Scores of different queries cannot be compared.
         text: the text of the lines.
-        commits: the commits that changed the chunk and whose subjects resemble the query.
         weak: True if the result may match by chance: its file contains a single word of the query, or none.
         also_in: the locations of copies of the function or class that rank lower, such as `src/dates.py:12`.
     """
@@ -46,7 +36,6 @@ class SearchResult:
     name: str
     score: float
     text: str
-    commits: tuple[Commit, ...] = ()
     weak: bool = False
     also_in: tuple[str, ...] = ()
 

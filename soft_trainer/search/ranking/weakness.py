@@ -6,31 +6,27 @@ is weak if its file contains only one part of the query, or none. `docs/search.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from soft_trainer.search.index.words import parts, stem, telling_terms, whole
+from soft_trainer.search.index.words import parts, stem, whole
 from soft_trainer.search.ranking.ranking import Query, Scores
-from soft_trainer.search.ranking.results import Commit
 
 ENOUGH = 2  # the number of parts that a strong result must contain, unless the query has fewer
 FEW = 16  # the first words of a long text, which usually contain enough parts
 
 
-def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit]) -> bool:
-    """Returns True if a file and the commits that voted for it contain too few of the query's words.
+def is_weak(query: Query, scores: Scores, file: int) -> bool:
+    """Returns True if a file contains too few of the query's words.
 
     Args:
         scores: the scores for the query.
         file: the number of the file.
     """
-    said = set()
-    for commit in commits:
-        said.update(telling_terms(commit.subject))
 
     def contains(term: str) -> bool:
-        return term in said or any(_is_in(file, files) for files in scores.containing.get(term, ()))
+        return any(_is_in(file, files) for files in scores.containing.get(term, ()))
 
     if count_found(query.words[:FEW], contains)[0] >= ENOUGH:
         return False

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.searching import Search
-from soft_trainer.source.repositories import head_time, repository_of
 
 # A look for changed files comes before every search, unless a look takes longer than this many seconds.
 CHECK_ALWAYS = 0.5
@@ -67,7 +63,7 @@ class ServedIndex:
 
 
 class _Keeper:
-    """Keeps one index up to date. Reads files on request. Encodes chunks and reads commits in the background."""
+    """Keeps one index up to date. Reads files on request. Encodes chunks in the background."""
 
     def __init__(self, index: CodeIndex, update: bool, lexical: bool, model: str | None):
         self.index = index
@@ -80,11 +76,8 @@ class _Keeper:
         self.work = threading.Event()
         self.problem = ""
         self.encodes = False
-        self.commits_read = -1
-        self.reader = None  # the process that reads commits
         if update:
             index.remedy = "the others are being encoded"
-            self._remember()
         self._start_encoder()
 
     def ready(self) -> bool:
@@ -117,29 +110,13 @@ class _Keeper:
             path: a file that is read, whose change is always noticed, or "".
         """
         self._start_encoder()
-        deleted = self.index.is_deleted()
-        due = deleted or time.monotonic() >= self.next_check
+        due = self.index.is_deleted() or time.monotonic() >= self.next_check
         self.looked = due or self.index.is_outdated(path)
         if self.update and self.looked:
             self.index.refresh(encode=False)
-            if deleted:  # it was made again, without commits
-                self.commits_read = -1
-            self._remember()
             self.work.set()
             if self.index.look_seconds > CHECK_ALWAYS:
                 self.next_check = time.monotonic() + CHECK_SECONDS
-
-    def _remember(self) -> None:
-        """Reads new commits in a separate process, so that searches do not have to wait."""
-        if self.reader and self.reader.is_alive():  # it still reads earlier commits
-            return
-        repository = repository_of(self.index.folder)
-        moved = head_time(repository[0]) if repository else -1
-        if moved != self.commits_read:
-            self.commits_read = moved
-            spawn = multiprocessing.get_context("spawn")
-            self.reader = spawn.Process(target=read_commits, args=(self.index.index_dir,), daemon=True)
-            self.reader.start()
 
     def _start_encoder(self) -> None:
         """Starts the encoding thread if the index has an encoder and the thread is not running yet."""
@@ -166,9 +143,3 @@ class _Keeper:
                 self.problem = cause + " ".join(str(error).split())
             self.work.wait()
             self.work.clear()
-
-
-def read_commits(index_dir: Path) -> None:
-    """Reads new commits into an index. If reading fails, the index does not change."""
-    with suppress(UserError), CodeIndex.open(index_dir) as index:
-        index.remember(wait=False)

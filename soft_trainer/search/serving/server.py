@@ -83,6 +83,7 @@ class PageServer(ThreadingHTTPServer):
         and `update` is whether searches look for changed files.
         """
         index = self.served.index
+        encoders = dict.fromkeys(f"encoder {member.model}" for member in index.members if member.model)
         with self.served.lock:
             files = index.files_by_language()
             return {
@@ -90,7 +91,7 @@ class PageServer(ThreadingHTTPServer):
                 "files": files.total(),
                 "languages": [name for name, _ in files.most_common()],
                 "examples": example_queries(index),
-                "evidence": index.evidence(self.served.lexical),
+                "evidence": ["words", *(() if self.served.lexical else encoders)],
                 "age": max(0.0, time.time() - max(member.last_changed() for member in index.members)),
                 "update": self.served.update,
             }

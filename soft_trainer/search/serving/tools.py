@@ -218,9 +218,8 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
         if result.weak:
             title += " (weak)"
         reserved = 100 * (len(results) - rank - 1)  # for the titles and signatures of the others
-        subjects = "".join(f"\nchanged by: {commit.subject}" for commit in result.commits)
         copies = "".join(f"\nalso in: {location}" for location in result.also_in)
-        whole = _titled(title, result.text + copies + subjects)
+        whole = _titled(title, result.text + copies)
         short = _titled(title, result.signature()[1].strip()[:200])
         text = short if result.weak or len(whole) + reserved > left else whole
         if len(text) > left:

@@ -6,14 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from git_repositories import git
 from refusals import refused
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.index import git_listing
 from soft_trainer.search.index.listing import list_tree
-
-PERSON = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org", "-c", "protocol.file.allow=always")
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +22,6 @@ def home(tmp_path, monkeypatch):
     for name in ("XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_DIR"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"
-
-
-def git(folder, *words):
-    """Runs git and returns what it prints."""
-    command = ["git", *PERSON, "-C", str(folder), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
@@ -171,16 +164,6 @@ def test_a_repository_with_sha256_is_listed_as_git_lists_it(tmp_path):
     names = git(tree, "ls-files", "--cached", "--others", "--exclude-standard").split()
     assert set(list_tree(str(tree)).files) == set(names) == {"a.py", "kept.log", ".gitignore", "b/new.py"}
     assert set(list_tree(str(tree / "b")).files) == {"new.py"}
-
-
-def test_the_commits_of_a_repository_with_sha256_are_not_read_and_a_line_says_why(tmp_path):
-    tree = write_tree(tmp_path / "tree", {"a.py": "def parse():\n    return 1\n"})
-    git(tree, "init", "-q", "--object-format=sha256")
-    git(tree, "add", "-A")
-    git(tree, "commit", "-qm", "Add a parser of dates")
-    index = CodeIndex.build(tree)
-    assert "libgit2 reads only repositories with SHA-1; `--history false` indexes without commits" in index.notices[0]
-    assert CodeIndex.build(tree, history=False).notices == [] and index.search("parse")[0].path == "a.py"
 
 
 def test_a_partial_clone_with_a_sparse_index_runs_nothing_and_fetches_nothing(tmp_path):

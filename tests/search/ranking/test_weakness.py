@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from git_repositories import Repository
 
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.index.words import telling_terms
@@ -68,16 +67,6 @@ def test_the_noise_of_a_snapshot_is_computed_once(tree, stub):
     index.search("xqzv parse")
     index.search("xqzv wvvq cart")
     assert asked == [1, 24, 1]
-
-
-def test_subjects_of_commits_count(tmp_path, voting):
-    repository = Repository(tmp_path / "tree")
-    text = "def f1(value):\n    return value + 1\n"
-    repository.commit("Light the lantern before the harbour opens", {"a.py": text})
-    (tmp_path / "tree/a.py").write_text(text)
-    index = CodeIndex.build(tmp_path / "tree")
-    assert not index.search("lantern in the harbour")[0].weak
-    assert index.search("lantern xqzv")[0].weak
 
 
 def test_the_shell_says_which_results_are_weak(tree, command):

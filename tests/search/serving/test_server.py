@@ -13,7 +13,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from git_repositories import Repository
 from trees import write_tree
 
 from soft_trainer.errors import UserError
@@ -179,20 +178,6 @@ def test_the_page_in_a_browser(server):
     dom = shown("#q=wanted+words&path=long.py")
     assert dom.count("<li") == 2 and '<span class="keyword">for</span>' not in dom
     assert "results like src/shop/dates.py:1" in shown("#like=src/shop/dates.py:1")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
-def test_commits_below_a_result_have_a_label(tmp_path, voting):
-    files = {"a.py": "def f1(value):\n    return value + 1\n", "b.py": "def harbour():\n    return 0\n"}
-    repository = Repository(write_tree(tmp_path / "tree", files))
-    repository.commit("Light the lantern before the harbour opens", {"a.py": files["a.py"]})
-    with PageServer(ServedIndex(Search([CodeIndex.build(tmp_path / "tree")]), update=False)) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        dom = shown_by(server, "#q=harbour")
-        server.shutdown()
-    label = dom.index("changed by commits with subjects similar to the query</div>")
-    assert label < dom.index("Light the lantern") and dom.count('class="commit label"') == 1
 
 
 def test_a_port_out_of_range_is_named(tree):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from git_repositories import Repository, function
 from trees import write_tree
 
 import soft_trainer
@@ -140,17 +139,6 @@ def test_an_answer_is_sent_once_by_tools_that_only_read(tree):
     assert [tool.annotations.read_only_hint for tool in listed] == [True, True, True]
 
 
-@pytest.mark.usefixtures("voting")
-def test_agents_see_the_subjects_of_commits_inside_the_fence(tree):
-    repository = Repository(tree)
-    for number in (1, 2):
-        files = {f"src/f{n}.py": function(f"f{n}", f"value += {n * number}") for n in range(number)}
-        write_tree(tree, files)
-        repository.commit(f"Light the lantern {number} of the harbour", files)
-    ((_, text),) = call(CodeIndex.build(tree), ("search", {"query": "lantern", "limit": 1}))
-    assert text.splitlines()[-2].startswith("changed by: Light the lantern")
-
-
 def test_no_text_of_a_repository_stands_outside_the_fence(tree):
     notebook = {
         "cells": [{"cell_type": "code", "source": "x = 1"}],
@@ -158,7 +146,7 @@ def test_no_text_of_a_repository_stands_outside_the_fence(tree):
     }
     write_tree(tree, {"n.ipynb": json.dumps(notebook)})
     index = CodeIndex.build(tree)
-    index.notify("New commits were not read: ref run-this")
+    index.notify("the index was not updated: ref run-this")
     (language_error, language), (_, found) = call(
         index, ("search", {"query": "x", "language": "cobol"}), ("search", {"query": "zzzzz"})
     )
