@@ -37,13 +37,12 @@ WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 MERGED_ADAPTER = "adapter"  # the subfolder for the adapter if the folder has the merged encoder
 # Exports of the weights. They are removed when the weights change.
-ONNX_FILES = ("onnx/model.onnx", "onnx/model_qint8_*.onnx", "onnx/settings.json", "onnx/tokenizer.json")
+ONNX_FILES = ("onnx/model.onnx", "onnx/settings.json", "onnx/tokenizer.json")
 WEIGHT_FILES = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
 TOKENIZER_FILES = """
     tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja
     vocab.json vocab.txt merges.txt spiece.model tokenizer.model sentencepiece.bpe.model
 """.split()
-EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the format of the Hub's leaderboards
 # The rows of a run, in its folder PUSHED_ROWS. A repository on the Hub has the rows of one run.
 ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
 PUSHED_ROWS = "pushed_rows"
@@ -53,17 +52,17 @@ PREVIOUS_CARD = f"{CARD}.previous"  # a card that the user had edited before ano
 RANKS = "ranks-*.parquet"
 CHECKPOINTS = "checkpoint-*"
 ROLLING = "rolling"  # the subfolder for the checkpoint that a run saves by time, or because of a signal
+SETTINGS_FILE = "config_sentence_transformers.json"
 SENTENCE_TRANSFORMERS_FILES = (
-    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+    *("modules.json", "sentence_bert_config.json", SETTINGS_FILE),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
 )
 ENCODER_FILES = (PROFILE_FILE, *WEIGHT_FILES, *ONNX_FILES, *TOKENIZER_FILES, *SENTENCE_TRANSFORMERS_FILES)
 # The files of an evaluation's results, and all files that a training run writes at its end.
 RESULT_FILES = (RECORD, NUMBERS, "eval_results.json", RANKS)
-TRAINED_ROWS = "trained_rows.safetensors"  # hashes of the pairs that trained the encoder; never pushed
 TRAINING_FILES = (
-    *(*ENCODER_FILES, *RESULT_FILES, "train_results.json", CARD, TRAINING_PICTURE, EVAL_RESULTS),
-    *("training_args.json", "trainer_state.json", TRAINED_ROWS),
+    *(*ENCODER_FILES, *RESULT_FILES, "train_results.json", CARD, TRAINING_PICTURE),
+    *("training_args.json", "trainer_state.json"),
 )
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")

@@ -24,13 +24,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
-import yaml
-from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from soft_trainer.cards import sign
 from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static_numpy import NO_LENGTH
@@ -39,7 +36,6 @@ from soft_trainer.evaluation.retrieval import shorter_titles
 from soft_trainer.files import (
     ADAPTER_CONFIG,
     CARD,
-    EVAL_RESULTS,
     MERGED_ADAPTER,
     PROFILE_FILE,
     TRAINING_PICTURE,
@@ -57,14 +53,9 @@ _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 
 def write_model_card(folder: str | Path, record: Mapping) -> Path:
-    """Writes the model card, `README.md`, to an encoder's folder.
-
-    Test results on a data set from the Hub are also written to a file for the Hub's leaderboards. Returns the card's
-    path.
-    """
+    """Writes the model card, `README.md`, to an encoder's folder, and returns its path."""
     path = Path(folder) / CARD
-    write_text(path, sign(str(model_card(folder, record))))
-    _write_leaderboard_results(Path(folder) / EVAL_RESULTS, record)
+    write_text(path, str(model_card(folder, record)))
     return path
 
 
@@ -193,27 +184,6 @@ def chosen_rows(record: Mapping) -> bool:
         return False  # the rows are the user's, and they are pushed as they were used
     declared = option_specs(DataArguments).items()
     return any(each.chooses_rows and options.get(name) for name, each in declared)
-
-
-def _write_leaderboard_results(path: Path, record: Mapping) -> None:
-    """Writes the MRR on each language's test set to `path`. If there are no such results, deletes an earlier file."""
-    dataset = _hub_name(record["dataset"])
-    languages = record["languages"] or ["default"]
-    tasks = {f"test-{name}": name for name in languages}
-    if len(languages) == 1:
-        tasks = {"test": languages[0]}
-    entries = []
-    for split, task in tasks.items():
-        trained = record["results"].get(split, {}).get("trained")
-        if dataset and trained and not chosen_rows(record):
-            corpus = f"MRR of {trained['queries']:,} queries over {trained['pool_size']:,} functions"
-            today = datetime.now(UTC).date().isoformat()
-            entries.append(EvalResultEntry(dataset, task, round(trained["mrr"], 4), date=today, notes=corpus))
-    if entries:
-        path.parent.mkdir(exist_ok=True)
-        write_text(path, yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False))
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _hub_name(name: str | None) -> str | None:

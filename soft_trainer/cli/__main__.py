@@ -34,7 +34,6 @@ COMMANDS = {
     "study": "run a list of configurations with several seeds",
     "report": "write a report on finished runs: tables, tests, figures",
     "compare": "compare two runs query by query",
-    "export": "export an encoder to ONNX, to run it without torch",
     "push": "push a folder to the Hub",
 }
 PROGRAM = "soft-trainer"

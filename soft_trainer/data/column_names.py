@@ -18,9 +18,7 @@ NEGATIVE_NAMES = (NEGATIVES, "neg", "hard_negatives", "negative", "negative_1") 
 NEGATIVE = re.compile(r"neg|(hard_)?negatives?(_\d+)?")
 SCORES = "scores"  # of a row's positives, and then of its negatives, as sentence-transformers writes them
 SCORES_OF = (("positive_scores", "pos_scores"), ("negative_scores", "neg_scores"))  # of positives, of negatives
-SCORE = "score"  # of the one function in a row with a `label`
-LABEL = "label"
-LABELS = (LABEL, "labels")  # columns that say whether a row's function answers its query
+LABELS = ("label", "labels")  # columns that say whether a row's function answers its query
 # The pairs of a query and a code column, besides CodeSearchNet's.
 PAIRS = (
     ("query", "code"),

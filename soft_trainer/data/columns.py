@@ -21,14 +21,12 @@ from soft_trainer.data.column_names import (
     CODE_COLUMNS,
     CODES,
     COLUMNS_OF,
-    LABEL,
     LABELS,
     NEGATIVE,
     NEGATIVE_NAMES,
     PAIRS,
     POSITIVES,
     QUERY_COLUMNS,
-    SCORE,
     SCORES,
     SCORES_OF,
     TEXT_ID,
@@ -82,7 +80,7 @@ class Columns:
         id: the column that the user has set, whose values become `url`.
         keeps_url: whether a column `url` has the id. Otherwise it is dropped, and a function's text is its id.
         negatives: the columns of negatives.
-        scores: the column of all scores; or the columns for positives and for negatives; or `score` and `label`.
+        scores: the column of all scores; or the columns for positives and for negatives.
     """
 
     query: Sequence[str]
@@ -126,8 +124,6 @@ def choose_columns(
         scores = (SCORES,)
     elif {*chain.from_iterable(SCORES_OF)} & {*names}:
         scores = tuple(next((name for name in side if name in names), side[0]) for side in SCORES_OF)
-    elif {SCORE, LABEL} <= {*names} and not negatives:
-        scores = (SCORE, LABEL)
     own_id = named.id if named.id not in codes else None
     apart = not all({*codes} & {*of_split} for of_split in tables.values())
     columns = Columns(
@@ -274,10 +270,7 @@ def check_texts(rows: Dataset, columns: Sequence[str], source: str) -> None:
 
 def _check_labels(rows: Dataset, columns: Columns, source: str) -> None:
     """Raises UserError if a column `label` marks a row's code as not relevant to its query (a label below 1)."""
-    labelled = known_columns(rows, LABELS)
-    if columns.scores == (SCORE, LABEL) and {SCORE, LABEL} <= {*rows.column_names}:
-        labelled = []
-    for column in labelled:
+    for column in known_columns(rows, LABELS):
         if isinstance(rows.features[column], List):
             raise UserError(
                 f"{source}: column {column!r} contains lists; write each positive with its negatives in columns such "
@@ -294,13 +287,12 @@ def _check_labels(rows: Dataset, columns: Columns, source: str) -> None:
     several = bool(code) and isinstance(rows.features[code[0]], List) and not code[0].endswith(TOKENS_END)
     unclear = several and columns.scores == (SCORES,) and not columns.negatives
     queries = known_columns(rows, columns.query)[:1]
-    if queries and SCORE in rows.column_names and not (labelled or columns.scores or columns.negatives):
-        unclear = pd.Series(text_ids(row_texts(rows, queries[0]))).duplicated().any()
+    if queries and "score" in rows.column_names and not (known_columns(rows, LABELS) or columns.negatives):
+        unclear |= pd.Series(text_ids(row_texts(rows, queries[0]))).duplicated().any()
     if unclear:
         raise UserError(
-            f"{source}: {'scores' if several else 'score'} does not say which functions answer the query; write the "
-            "negatives in columns such as negative_1 (output_format='n-tuple' in sentence-transformers), or add a "
-            "column label of 1 and 0 beside score"
+            f"{source}: scores do not say which functions answer the query; write the negatives in columns such as "
+            "negative_1 (output_format='n-tuple' in sentence-transformers)"
         )
     if unread := [name for name in known_columns(rows, UNREAD) if name not in columns.scores]:
         print_on_main(

@@ -25,7 +25,7 @@ FORMATS = {
     ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv",
     ".parquet": "parquet",
 }  # fmt: skip
-OTHER_FILES = ("relevance.jsonl", "annotationStore.csv")  # judged queries
+JUDGMENTS = "relevance.jsonl"  # judged queries
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 ACCEPTED = "JSON Lines, CSV, TSV or Parquet"
 
@@ -185,7 +185,7 @@ def name_skipped(files: Files, read: Mapping[str, list[Path]]) -> None:
     for name, path in files.paths.items():
         of_split = SHARD.sub("", name.split(".")[0]).lower() in SPLIT_NAMES
         of_rows = format_of(name) and Path(name).suffix != ".json"
-        if path not in known and name not in OTHER_FILES and (of_split or of_rows) and Path(name).suffix != ".txt":
+        if path not in known and name != JUDGMENTS and (of_split or of_rows) and Path(name).suffix != ".txt":
             skipped.append(path.name)
     if skipped:
         print_on_main(

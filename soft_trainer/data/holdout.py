@@ -114,7 +114,7 @@ def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
     relevance = split.judgments.stored
     _, first = np.unique(relevance.group[codes], return_index=True)
     codes = codes[np.sort(first)]
-    judgments = Judgments(relevance, gain=split.judgments.gain)
+    judgments = Judgments(relevance, graded=split.judgments.graded)
     with_corpus = dataclasses.replace(split, judgments=judgments).select(codes=codes)
     return {name: with_corpus.select(queries=np.unique(every[numbers, 0])) for name, numbers in parts.items()}
 

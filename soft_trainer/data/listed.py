@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-import pandas as pd
 from datasets import Dataset, List, Value, concatenate_datasets
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.column_names import CODES, LABEL, POSITIVES, SCORE, is_list_text
+from soft_trainer.data.column_names import CODES, POSITIVES, is_list_text
 from soft_trainer.data.columns import Columns, known_columns, row_texts
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main, shortened
@@ -121,37 +120,8 @@ def read_listed(rows: Dataset, columns: Columns, source: str, check: bool) -> tu
     if several:
         rows = flat(rows.remove_columns(code).select(query_of)).add_column(code, texts, feature=Value("string"))
     negative_of, negatives, more = map(list, zip(*wrong, strict=True)) if wrong else ([], [], [])
-    return rows, _listed(query_of, negatives, negative_of, [*scores, *more])
-
-
-def _listed(query_of, negatives: Sequence[str], negative_of, scores) -> Listed:
-    return Listed(
-        np.asarray(query_of, np.int64), negatives, np.asarray(negative_of, np.int64), np.asarray(scores, np.float32)
-    )
-
-
-def read_labelled(rows: Dataset, columns: Columns, source: str) -> tuple[Dataset, Listed]:
-    """Reads rows that each have a query, one function, its score, and 1 or 0 in `label`.
-
-    Returns:
-        The rows with label 1, without these columns, and the functions with label 0 as negatives of the same queries.
-
-    Raises:
-        UserError: a score is not a number, or a query has no function with label 1. The message gives the row.
-    """
-    query, code = (known_columns(rows, side)[0] for side in (columns.query, columns.code))
-    pairs = pd.DataFrame({"query": [*row_texts(rows, query)], "text": [*row_texts(rows, code)]})
-    pairs["label"] = pd.to_numeric(pd.Series(rows[LABEL][:]))
-    pairs["score"] = [_number(score, SCORE, source, row) for row, score in enumerate(rows[SCORE][:])]
-    right = pairs[pairs["label"] == 1].reset_index(names="row")
-    wrong = pairs[pairs["label"] == 0]
-    for row in wrong.index[~wrong["query"].isin(right["query"])]:
-        query = shortened(repr(wrong["query"][row]))
-        raise UserError(f"{source}, row {row + 1}: no function with label 1 for the query {query}")
-    both = right.reset_index(names="number")[["number", "query"]].merge(wrong, on="query")
-    rows = rows.remove_columns([SCORE, LABEL]).select(right["row"])
-    scores = [*right["score"], *both["score"]]
-    return rows, _listed(range(len(right)), both["text"].tolist(), both["number"], scores)
+    scores = np.asarray([*scores, *more], np.float32)
+    return rows, Listed(np.asarray(query_of, np.int64), negatives, np.asarray(negative_of, np.int64), scores)
 
 
 def _texts(value, row: int, source: str) -> list[str | None]:

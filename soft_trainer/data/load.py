@@ -63,8 +63,8 @@ def load_rows(
 
     Args:
         source: a file or a folder of JSON Lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
-            layout of BEIR, CoSQA or CoSQA+, or with a codebase and judged queries, a name on the Hub, a data frame, a
-            list of dicts, or a `Dataset`. A dict maps either splits to rows, or names to several such sources.
+            layout of BEIR, or with a codebase and judged queries, a name on the Hub, a data frame, a list of dicts, or
+            a `Dataset`. A dict maps either splits to rows, or names to several such sources.
         query_column, code_column: the names of these columns, if they are not detected.
         id_column: the column with the function's id. The default is described above.
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has no corpus.
@@ -129,7 +129,7 @@ def read_source(source, context: Context = EVERYTHING) -> dict[str, Split]:
     files = list_files(source)
     layouts = [layout for layout in LAYOUTS if layout.finds(files)] or [TABLES]
     if TABLES in layouts:
-        layouts = [layout for layout in layouts if layout.name not in JUDGED or layout.name in context.needed]
+        layouts = [layout for layout in layouts if layout is not JUDGED or JUDGED.name in context.needed]
     elif not context.names.shared:
         for option, name in context.names.options().items():
             raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
@@ -140,8 +140,8 @@ def read_source(source, context: Context = EVERYTHING) -> dict[str, Split]:
             both = " and ".join(layout.name for layout in layouts)
             raise UserError(f"{source}: both {both} have {name} queries; put them into separate folders")
         splits |= part
-    if len(layouts) == 1 and layouts[0].name in JUDGED:
-        splits = {"test": splits[layouts[0].name]}
+    if layouts == [JUDGED]:
+        splits = {"test": splits[JUDGED.name]}
     return splits
 
 

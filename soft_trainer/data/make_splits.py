@@ -11,7 +11,7 @@ import pandas as pd
 from datasets import Dataset
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.column_names import GROUP, LABEL, SCORE
+from soft_trainer.data.column_names import GROUP
 from soft_trainer.data.columns import (
     ANY_COLUMNS,
     ColumnNames,
@@ -24,9 +24,9 @@ from soft_trainer.data.columns import (
 from soft_trainer.data.folders import SPLITS
 from soft_trainer.data.holdout import Division, divided, held_out
 from soft_trainer.data.languages import tables_in
-from soft_trainer.data.listed import read_labelled, read_listed
+from soft_trainer.data.listed import read_listed
 from soft_trainer.data.plain_columns import concatenated
-from soft_trainer.data.row_checks import check_split, name_repeated
+from soft_trainer.data.row_checks import check_split
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
@@ -147,10 +147,7 @@ def make_splits(
                 number = groups.index(None) + 1
                 raise UserError(f"{source}, row {number}: the group, column {names.group!r}, is missing or empty")
             rows = rows.add_column(GROUP, list(map(str, groups)))
-        if columns.scores == (SCORE, LABEL) and {*columns.scores} <= {*rows.column_names}:
-            rows, listed[name] = read_labelled(rows, columns, source)
-        else:
-            rows, listed[name] = read_listed(rows, columns, source, check)
+        rows, listed[name] = read_listed(rows, columns, source, check)
         tables[name], before = with_usual_names(rows, columns, source)
         called |= before
     if columns.id is not None:
@@ -174,7 +171,6 @@ def make_splits(
             check_split(rows_as_given, name, files={"query": labels[name], "code": code_place})
             if name != "train":
                 split.mark_checked()  # `pairs` has the same rows
-        name_repeated(rows, labels[name])
     if not splits:
         raise UserError(f"{label}: no rows of train, valid or test")
     return splits

@@ -15,14 +15,11 @@ from soft_trainer.data.columns import (
     check_language_column,
     known_columns,
     row_numbers,
-    row_texts,
     text_column,
-    text_ids,
 )
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main
 
 MOST_RELEVANT = 100  # relevant pairs per query or function; more means that the id column does not identify functions
 
@@ -69,24 +66,11 @@ def check_split(
         split.mark_checked()
 
 
-def name_repeated(rows: Dataset, source: str) -> None:
-    """Prints how many rows repeat the query and the function of an earlier row. These rows are kept."""
-    columns = [known_columns(rows, COLUMNS_OF[side])[:1] for side in COLUMNS_OF]
-    if not all(columns):
-        return
-    texts = {side: text_ids(row_texts(rows, column)) for side, (column,) in zip(COLUMNS_OF, columns, strict=True)}
-    if repeated := int(pd.DataFrame(texts).duplicated().sum()):
-        print_on_main(
-            f"{source}: {repeated:,} of {len(rows):,} rows repeat the query and the function of an earlier row; all "
-            "are kept, also in evaluation sets"
-        )
-
-
 def _check_relevant(split: Split, sources: Mapping[str, str]) -> None:
     """Raises UserError if a query has no relevant function, or an id is missing, repeated or shared by many rows."""
     relevance = split.judgments.stored
     counts = relevance.counts()
-    by_ids = split.judgments.gain is None
+    by_ids = not split.judgments.graded
     if by_ids and split.judgments.examples is None:
         for side, rows in (("query", split.queries), ("code", split.corpus)):
             if "url" not in rows.column_names:

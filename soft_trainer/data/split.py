@@ -136,15 +136,14 @@ class Judgments:
         scored (`csr[Q, C]`, *optional*): the scores that came with the rows, of positives and negatives. A score may
             be 0.
         examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all relevant pairs.
-        gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
-            the CodeSearchNet challenge. None means that there are no grades.
+        graded: whether relevant functions have grades.
     """
 
     stored: Relevance
     negatives: sparse.csr_matrix | None = None
     scored: sparse.csr_matrix | None = None
     examples: np.ndarray | None = None
-    gain: str | None = None
+    graded: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "stored", Relevance.of(self.stored))
@@ -195,9 +194,8 @@ class Judgments:
         for part in parts:
             examples.append(part.pairs() + start)
             start += part.stored.shape
-        gain = next((part.gain for part in parts if part.gain), None)
         stored = Relevance.joined([part.stored for part in parts])
-        return cls(stored, **matrices, examples=np.concatenate(examples), gain=gain)
+        return cls(stored, **matrices, examples=np.concatenate(examples), graded=any(part.graded for part in parts))
 
     def named_negatives(self) -> sparse.csr_matrix | None:
         """Returns the negatives that columns of the rows name, csr[Q, C], or None if there are none."""
@@ -282,7 +280,7 @@ class Split:
             self, queries=_without(self.queries, CODE_COLUMNS), corpus=_without(self.corpus, QUERY_COLUMNS)
         )
         pairs = sides.to_pairs().to_pandas()
-        if self.judgments.gain is not None:
+        if self.judgments.graded:
             queries, codes = self.judgments.pairs().T
             return pairs.assign(grade=np.asarray(self.judgments.relevant[queries, codes]).ravel())
         return pairs
@@ -335,16 +333,13 @@ class Split:
         return cls(queries, corpus, Judgments(relevant))
 
     @classmethod
-    def from_grades(
-        cls, queries: Dataset, corpus: Dataset, pairs: np.ndarray, grades: Sequence[float], gain: str = "linear"
-    ) -> Split:
+    def from_grades(cls, queries: Dataset, corpus: Dataset, pairs: np.ndarray, grades: Sequence[float]) -> Split:
         """Makes a split from queries, a corpus and graded pairs.
 
         Args:
             pairs (`int64[P, 2]`): distinct pairs of row indices in `queries` and `corpus`.
             grades (`float[P]`): the grade of each pair. A function is relevant if its grade is above 0, otherwise a
                 negative.
-            gain: see `Judgments`.
         """
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
         grades = np.asarray(grades, dtype=np.float32)
@@ -354,7 +349,7 @@ class Split:
         negatives = None
         if not positive.all():
             negatives = matrix_of(pairs[~positive], np.full(int((~positive).sum()), JUDGED, np.float32), shape)
-        judgments = Judgments(relevant, negatives, examples=pairs[positive], gain=gain)
+        judgments = Judgments(relevant, negatives, examples=pairs[positive], graded=True)
         return cls(queries, corpus, judgments)
 
     @classmethod

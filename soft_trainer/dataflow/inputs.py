@@ -15,7 +15,7 @@ The mask needs four dimensions, because `transformers` treats a three-dimensiona
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
 
@@ -128,57 +128,6 @@ def pad_graph_features(
         batch["node_mask"][number, codes:length] = True
         _fill_mask(batch["attention_mask"][number, :, :length], codes, row)
     return {name: torch.from_numpy(values) for name, values in batch.items()}
-
-
-def packed_graphs(items: Sequence, borders: np.ndarray, positions: np.ndarray) -> dict[str, Tensor]:
-    """Returns the additional model inputs of packed texts of which some have data flow.
-
-    Args:
-        items: each text's token ids, or the result of `graph_features`.
-        borders: int64[n + 1], where each text starts in the packed row, and the last one ends.
-        positions: int64[T], the position of each token. Positions of texts with data flow are changed in place.
-
-    Returns:
-        A dictionary of tensors:
-        - `attends`, BoolTensor[sum of L^2]: for each text of L tokens, which of its tokens attends to which;
-        - `nodes`, LongTensor[N]: where the nodes are in the packed row;
-        - `node_tokens`, LongTensor[K], and `node_borders`, LongTensor[N + 1]: the tokens of each node.
-    """
-    masks = []
-    nodes = []
-    tokens = []
-    counts = []
-    for item, start, end in zip(items, borders, borders[1:], strict=False):
-        length = end - start
-        mask = np.zeros((length, length), bool)
-        if isinstance(item, dict):
-            codes = length - len(item["node_starts"])
-            _fill_mask(mask, codes, item)
-            positions[start:end] = item["position_ids"]
-            nodes.append(np.arange(start + codes, end))
-            for first, last in zip(item["node_starts"], item["node_ends"], strict=True):
-                tokens.append(np.arange(start + first, start + last))
-                counts.append(last - first)
-        else:
-            mask[:] = True
-        masks.append(mask.reshape(-1))
-    none = [np.empty(0, dtype=np.int64)]
-    return {
-        "attends": torch.from_numpy(np.concatenate(masks)),
-        "nodes": torch.from_numpy(np.concatenate(nodes)),
-        "node_tokens": torch.from_numpy(np.concatenate(none + tokens)),
-        "node_borders": torch.from_numpy(np.cumsum([0, *counts])),
-    }
-
-
-def packed_node_embeddings(word_embeddings: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Returns the model's `inputs_embeds` for the result of `pack`, Tensor[1, T, d]; see `graph_embeddings`."""
-    vectors = word_embeddings(inputs["input_ids"])[0]
-    borders = inputs["node_borders"]
-    of_tokens = vectors.index_select(0, inputs["node_tokens"])
-    sums = torch.segment_reduce(of_tokens, "sum", offsets=borders, unsafe=True, initial=0)
-    means = sums / borders.diff().clamp(min=1)[:, None]
-    return vectors.index_copy(0, inputs["nodes"], means.to(vectors.dtype))[None]
 
 
 def _fill_mask(mask: np.ndarray, codes: int, row: dict[str, list[int]]) -> None:

@@ -55,8 +55,7 @@ def attend(
 
     Args:
         query, key, value: Tensor[1, heads, T, d]. There may be fewer heads of keys and values.
-        attention_mask: if a BoolTensor, which tokens of each text attend to which (`attends` of `packed_graphs`). Only
-            a CPU reads it. Any other mask of a packed pass is ignored.
+        attention_mask: ignored in a packed pass.
 
     Returns:
         Tensor[1, T, heads, d], and no attention weights.
@@ -81,8 +80,6 @@ def attend(
         if scaling is None:
             scaling = query.shape[-1] ** -0.5
         layout = layout_of(tuple(borders.tolist()), causal, window)
-        if attention_mask is not None and attention_mask.dtype == torch.bool:
-            layout = make_layout(tuple(borders.tolist()), causal, window, attention_mask.view(-1).numpy())
         outputs = TextAttention.apply(query, key, value, layout, dropout, scaling)
     else:
         longest = kwargs["max_length_q"]
@@ -188,15 +185,11 @@ class Layout:
                 yield block, slice(start, start + step)
 
 
-def make_layout(borders: Sequence[int], causal: bool, window: int | None, attends: np.ndarray | None = None) -> Layout:
-    """Divides the texts between these borders into blocks.
-
-    Args:
-        attends: which tokens of each text attend to which, bool[sum of squared lengths].
-    """
+@lru_cache(maxsize=4)  # all layers of a pass have the same layout, or two if only some have a window
+def layout_of(borders: Sequence[int], causal: bool, window: int | None) -> Layout:
+    """Divides the texts between these borders into blocks."""
     starts = np.array(borders[:-1])
     lengths = np.diff(borders)
-    squares = np.cumsum(lengths**2) - lengths**2
     before = borders[-1] if window is None else window
     after = 0 if causal else before
     steps = -(-lengths // STEP)
@@ -219,9 +212,6 @@ def make_layout(borders: Sequence[int], causal: bool, window: int | None, attend
                 columns = slice(max(top - before, 0), min(rows.stop + after, len(position)))
                 apart = position[rows, None] - position[columns]
                 seen = real[:, None, columns] & (apart <= before) & (apart >= -after)
-                if attends is not None:
-                    square = squares[texts, None, None] + position[rows, None] * length[..., None] + position[columns]
-                    seen &= attends.take(square, mode="clip")
                 hidden = real[:, rows, None] & ~seen  # padding sees all: a softmax over nothing is NaN
                 first = int(hidden.any((0, 1)).argmax())
                 bias = None
@@ -239,9 +229,6 @@ def make_layout(borders: Sequence[int], causal: bool, window: int | None, attend
     if torch.equal(tokens, torch.arange(borders[-1])):
         tokens = None
     return Layout(tokens, real, positions, blocks)
-
-
-layout_of = lru_cache(maxsize=4)(make_layout)  # all layers of a pass have the same, or two if only some have a window
 
 
 def kept(shape: Sequence[int], dropped: int) -> Tensor:

@@ -9,15 +9,13 @@ from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from soft_trainer.encoders.encoding import Encoder
-from soft_trainer.encoders.passes import LARGEST_COMPARED
-from soft_trainer.encoders.profiles import is_inferred_from_modules, module_paths
-from soft_trainer.encoders.sentence_transformers_fields import SETTINGS_FILE, TRANSFORMER_FILES, check_fields
+from soft_trainer.encoders.profiles import IGNORE_FILES, is_inferred_from_modules
 from soft_trainer.encoders.static_numpy import NO_LENGTH
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json
-from soft_trainer.hub_files import reading, repository_file
+from soft_trainer.hub_files import reading
 from soft_trainer.packaged import located
 
+LARGEST_COMPARED = 1_000_000_000  # parameters; a larger model would take minutes on a CPU
 LONGEST = 256  # tokens
 TOLERANCE = 1e-3  # relative; rounding causes 1e-6
 TEXTS = (
@@ -62,14 +60,11 @@ def compare_with_folder(
             trust_remote_code=trust_remote_code,
             model_kwargs={"dtype": torch.float32},
         )
-    compare_encoders(encoder, theirs, str(name_or_path), _unknown_fields(name_or_path, revision))
+    compare_encoders(encoder, theirs, str(name_or_path))
 
 
-def compare_encoders(encoder: Encoder, theirs, name: str, unknown: list[str] | None = None) -> None:
+def compare_encoders(encoder: Encoder, theirs, name: str) -> None:
     """Compares an encoder's embeddings of `TEXTS` with the embeddings of a `SentenceTransformer`.
-
-    Args:
-        unknown: fields of the files that this package does not know, for the message.
 
     Raises:
         UserError: they differ.
@@ -98,15 +93,10 @@ def compare_encoders(encoder: Encoder, theirs, name: str, unknown: list[str] | N
             right = expected(list(TEXTS), convert_to_tensor=True, show_progress_bar=False).cpu()
             difference = _difference(found, right)
             if difference:
-                cause = (
-                    "a module's configuration or code, a prompt, a length, do_lower_case, or the tokenizer's files, "
-                    "such as padding_side=left, because this package pads on the right"
-                )
-                if unknown:
-                    cause = f"unknown fields: {', '.join(unknown)}"
                 raise UserError(
-                    f"{name}: sentence-transformers gives other embeddings ({difference}). Likely cause: {cause}. "
-                    "To ignore the sentence-transformers files, set profile to the name of a profile"
+                    f"{name}: sentence-transformers gives other embeddings ({difference}). Likely cause: a field or "
+                    "the code of a module, or the tokenizer's files, such as padding_side=left, because this package "
+                    f"pads on the right{IGNORE_FILES}"
                 )
     finally:
         for attribute, length in kept.items():
@@ -121,17 +111,3 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> str:
     if errors.max() <= TOLERANCE:
         return ""
     return f"by up to {errors.max():.2g} of their length"
-
-
-def _unknown_fields(name_or_path: str | Path, revision: str | None) -> list[str]:
-    """Returns the fields of the sentence-transformers files that are in no table, such as "FILE: field=value"."""
-    unknown = []
-    files = {SETTINGS_FILE: "settings"} | dict.fromkeys(TRANSFORMER_FILES[:1], "Transformer")
-    for kind, folder in module_paths(name_or_path, revision).items():
-        if kind != "Transformer":
-            files[f"{folder}/config.json"] = kind
-    for file, kind in files.items():
-        path = repository_file(name_or_path, file, revision)
-        if path:
-            unknown += check_fields(kind, file, read_json(path))
-    return unknown

@@ -28,9 +28,8 @@ from soft_trainer.encoders.adapters import (
 )
 from soft_trainer.encoders.comparing import compare_encoders, compare_with_folder, is_comparable
 from soft_trainer.encoders.encoding import Encoder
-from soft_trainer.encoders.onnx import check_dimensions, open_exported
+from soft_trainer.encoders.onnx import check_dimensions
 from soft_trainer.encoders.profiles import EncoderProfile, check_encodes, check_lengths, resolve_profile
-from soft_trainer.encoders.static_numpy import is_static_folder
 from soft_trainer.encoders.static_torch import StaticModel, exclude_unknown_token, is_static
 from soft_trainer.errors import UserError
 from soft_trainer.hub_files import reading
@@ -45,7 +44,6 @@ def load_encoder(
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
     truncate_dim: int | None = None,
-    backend: str = "torch",
     compare: bool = True,
 ) -> Encoder:
     """Loads an encoder from a folder or the Hub, ready to encode queries and functions.
@@ -60,8 +58,6 @@ def load_encoder(
         trust_remote_code: whether to run code that comes with the model. Read this code first.
         truncate_dim: the number of leading dimensions to keep, for an encoder that was trained for this. By default,
             the number in the sentence-transformers files, or all dimensions.
-        backend: "torch", or for a folder that `soft-trainer export` wrote to, "onnx" or "int8" (ONNX with weights of
-            8-bit integers). An ONNX encoder has the methods `encode_queries`, `encode_codes` and `score`.
         compare: whether to check that sentence-transformers gives the same embeddings; see `load_model`.
 
     Raises:
@@ -75,15 +71,6 @@ def load_encoder(
         >>> codes = encoder.encode_codes(["def lines(path): return open(path).readlines()"])
         >>> encoder.score(queries, codes)  # Tensor[1, 1]
     """
-    if backend not in ("torch", "onnx", "int8"):
-        raise UserError(f"backend={backend!r}: use torch, onnx or int8")
-    if backend != "torch":
-        folder = Path(located(name_or_path))
-        if is_static_folder(folder):
-            raise UserError(
-                f"backend={backend!r}: {name_or_path} is a static encoder, which needs no export; drop backend"
-            )
-        return open_exported(folder, truncate_dim, int8=backend == "int8")
     name_or_path = _own_snapshot(name_or_path, revision, trust_remote_code) or name_or_path
     profile = profiles.resolve_profile(name_or_path, revision=revision)
     tokenizer = load_tokenizer(name_or_path, profile, revision, trust_remote_code)

@@ -1,4 +1,4 @@
-"""Exports encoders to ONNX, in the layout of `SentenceTransformer(DIR, backend="onnx")`."""
+"""Exports encoders to ONNX, for an index."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import logging
 import tempfile
 import warnings
 from pathlib import Path
@@ -16,22 +15,14 @@ import numpy as np
 
 from soft_trainer.encoders.onnx import (
     FLOAT_FILE,
-    FOLDER,
-    INT8_FILE,
-    NEEDS_EXTRA,
     PROBES,
     SETTINGS,
     TOKENIZER,
     OnnxEncoder,
-    has_onnxruntime,
 )
 from soft_trainer.encoders.pooling import POOLINGS
-from soft_trainer.encoders.profiles import resolve_profile
-from soft_trainer.encoders.static_numpy import is_static_config
 from soft_trainer.errors import UserError
-from soft_trainer.files import ADAPTER_CONFIG, ONNX_FILES, read_json, reporting_disk_errors, write_json
-from soft_trainer.fingerprints import encoder_file_hashes, list_files
-from soft_trainer.hub_files import CONFIG, repository_file
+from soft_trainer.files import write_json
 
 if TYPE_CHECKING:  # slow to import
     from soft_trainer.encoders.encoding import Encoder
@@ -40,76 +31,26 @@ OPSET = 18
 TOLERANCE = 1e-3  # how much the export may change an embedding of unit length
 
 
-def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: bool = False) -> list[Path]:
-    """Exports an encoder's transformer, from token ids to token vectors, as `onnx/model.onnx`.
-
-    Pooling, prompts and lengths stay in the encoder's other files, which sentence-transformers and this package read.
-
-    Args:
-        model: the encoder's folder, or a Hub name if `output_dir` is set.
-        output_dir: the folder in which to write `onnx/`. By default, the encoder's folder.
-        int8: whether to also write the weights as 8-bit integers, with one scale per channel.
-
-    Returns:
-        The paths of the written ONNX models.
+def write_onnx(encoder: Encoder, folder: Path) -> None:
+    """Writes an encoder's ONNX export to a folder after checking its embeddings.
 
     Raises:
-        UserError: the extra `onnx` is missing, the encoder is static, reads data flow or has no fast tokenizer, the
-            exported model's embeddings differ, those of 8-bit weights differ much on this processor, or the folder
-            contains another encoder or cannot be written to.
+        UserError: the model cannot be exported, or the embeddings differ by more than `TOLERANCE`.
     """
-    folder = Path(output_dir or model)
-    if output_dir is None and not folder.is_dir():
-        raise UserError(f"{model}: no such folder; to export an encoder from the Hub, set output_dir")
-    config = repository_file(model, CONFIG) or repository_file(model, ADAPTER_CONFIG)
-    if config is not None:
-        check_exportable(config.parent, str(model))
-    from soft_trainer.encoders.loading import load_encoder  # imported here, because it takes seconds
-
-    encoder = load_encoder(model, device="cpu")
-    there = encoder_file_hashes(folder)
-    if there and there != encoder_file_hashes(config.parent):
-        raise UserError(f"output_dir={folder}: the folder has an encoder other than {model}; set another output_dir")
-    with reporting_disk_errors(folder):
-        files = write_onnx(encoder, config.parent, folder / FOLDER, int8)
-        # The 8-bit weights of an earlier export belong to other float weights.
-        for pattern in ONNX_FILES:
-            for path in {*folder.glob(pattern)} - {*files}:
-                path.unlink()
-        list_files(folder, files)
-    return [path for path in files if path.suffix == ".onnx"]
-
-
-def check_exportable(folder: Path, name: str) -> None:
-    """Raises UserError if the files in an encoder's folder tell why it cannot be exported to ONNX."""
-    if not has_onnxruntime():
-        raise UserError(NEEDS_EXTRA)
-    if (folder / CONFIG).is_file() and is_static_config(read_json(folder / CONFIG)):
-        raise UserError(f"{name}: a static encoder does not need an export, because it already runs without torch")
-    if resolve_profile(folder).data_flow_length:
-        raise UserError(f"{name}: the encoder reads data flow, which requires torch; train with data_flow_length=0")
-
-
-def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Path]:
-    """Writes an encoder's ONNX export to a folder after checking its embeddings. Returns the paths of the files.
-
-    Args:
-        source: the folder with the encoder's files. The export records the hashes of these files.
-
-    Raises:
-        UserError: the model cannot be exported, or the embeddings differ by more than `TOLERANCE`, or with 8-bit
-            weights by more than `LEAST_COSINE` allows.
-    """
+    if encoder.profile.data_flow_length:
+        raise UserError("the encoder reads data flow, which requires torch; train with data_flow_length=0")
     if not encoder.tokenizer.is_fast:
-        raise UserError(f"{source}: the encoder requires transformers, because it has no tokenizer.json")
+        raise UserError("the encoder requires transformers, because it has no tokenizer.json")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
-        return [path.replace(folder / path.name) for path in _export(encoder, source, Path(aside), int8)]
+        _export(encoder, Path(aside))
+        for path in Path(aside).iterdir():
+            path.replace(folder / path.name)
 
 
-def _export(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Path]:
+def _export(encoder: Encoder, folder: Path) -> None:
     """Writes the files of `write_onnx` to an empty folder."""
-    import torch  # imported here, so that `check_exportable` does not wait for it
+    import torch  # imported here, because it takes seconds
 
     class Transformer(torch.nn.Module):
         """Maps token ids to token vectors, Tensor[B, L, d], or to a pooler's output, Tensor[B, d]."""
@@ -150,13 +91,8 @@ def _export(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Pa
         encoder.model.set_attn_implementation(attention)
     tokenizer = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
     write_json(folder / TOKENIZER, tokenizer | {"truncation": None, "padding": None})
-    write_json(folder / SETTINGS, _settings(encoder) | {"made_from": encoder_file_hashes(source)})
+    write_json(folder / SETTINGS, _settings(encoder))
     check_embeddings(encoder, folder)
-    files = [path, folder / TOKENIZER, folder / SETTINGS]
-    if int8:
-        add_int8(folder)
-        files.insert(1, folder / INT8_FILE)
-    return files
 
 
 def _settings(encoder: Encoder) -> dict[str, object]:
@@ -172,33 +108,6 @@ def _settings(encoder: Encoder) -> dict[str, object]:
         "prompt_lengths": lengths,
         "profile": dataclasses.asdict(encoder.profile),
     }
-
-
-def add_int8(folder: Path) -> None:
-    """Adds 8-bit integer weights to an export. Activations are quantised at run time.
-
-    Raises:
-        UserError: on this processor, their embeddings are not close to those of float32 weights; nothing is written.
-    """
-    from onnxruntime.quantization import QuantType, quantize_dynamic  # an optional dependency
-
-    path = folder / INT8_FILE
-    logger = logging.getLogger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # hides a hint about other types of quantisation
-    try:
-        # Token embeddings stay in float32: with them in 8 bits, MiniLM's MRR on CodeSearchNet's Ruby was 0.679
-        # instead of 0.686, at 0.694 in float32 (benchmarks/onnx_search.py).
-        kinds = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
-        # With 8 bits, sums overflow on processors without VNNI: all-mpnet-base-v2 had an MRR of 0.06, not 0.88.
-        quantize_dynamic(folder / FLOAT_FILE, path, per_channel=True, reduce_range=True, **kinds)
-    finally:
-        logger.setLevel(level)
-    try:
-        OnnxEncoder(folder, int8=True)
-    except UserError:
-        path.unlink()
-        raise
 
 
 def check_embeddings(encoder: Encoder, folder: Path) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from soft_trainer.dataflow.inputs import packed_graphs, packed_node_embeddings
 from soft_trainer.encoders.pooling import POOLINGS, PackedStates
 from soft_trainer.encoders.profiles import EncoderProfile
 
@@ -53,11 +52,11 @@ def token_ids(item: Sequence[int] | Mapping) -> Sequence[int]:
     return item
 
 
-def pack(items: Sequence[Sequence[int] | Mapping], prompt_lengths: int | np.ndarray = 0, first: int = 0) -> dict:
+def pack(texts: Sequence[Sequence[int]], prompt_lengths: int | np.ndarray = 0, first: int = 0) -> dict:
     """Joins n texts into one row of T tokens.
 
     Args:
-        items: each text's token ids, or its features with data flow.
+        texts: the token ids of each text.
         prompt_lengths: the number of leading tokens that pooling skips, for all texts or for each, int64[n].
         first: the position of each text's first token; see `first_position`. RoBERTa counts no position for the
             padding token, whose id is one less, and gives it this id as its position.
@@ -65,19 +64,15 @@ def pack(items: Sequence[Sequence[int] | Mapping], prompt_lengths: int | np.ndar
     Returns:
         `input_ids` and `position_ids`, LongTensor[1, T]; `borders`, IntTensor[n + 1], where each text starts and the
         last one ends; `pooled_from`, LongTensor[n], where pooling starts in each text; and `longest`, the number of
-        tokens in the longest text, which stays on the host. With data flow, also the result of `packed_graphs`.
+        tokens in the longest text, which stays on the host.
     """
-    texts = [token_ids(item) for item in items]
     lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
     borders = np.concatenate([[0], lengths.cumsum()])
     ids = np.concatenate(texts).astype(np.int64)
     counted = ids != first - 1
     before = np.cumsum(np.append(0, counted))
     positions = (before[1:] - np.repeat(before[borders[:-1]], lengths)) * counted + first - 1
-    graphs = {}
-    if any(isinstance(item, Mapping) for item in items):
-        graphs = packed_graphs(items, borders, positions)
-    return graphs | {
+    return {
         "input_ids": torch.from_numpy(ids)[None],
         "position_ids": torch.from_numpy(positions)[None],
         "borders": torch.from_numpy(borders.astype(np.int32)),
@@ -114,12 +109,8 @@ def encode_packed(model: nn.Module, plain: nn.Module, profile: EncoderProfile, i
         # Our attention ignores the mask. A mask with four dimensions is passed on as it is, whereas without a mask,
         # decoders look for borders among the positions, and the host would wait for the result.
         mask = inputs["input_ids"].new_zeros(1, 1, 1, 1)
-    texts = {"input_ids": inputs["input_ids"]}
-    if "attends" in inputs:
-        mask = inputs["attends"][None, None, None]
-        texts = {"inputs_embeds": packed_node_embeddings(plain.get_input_embeddings(), inputs)}
     outputs = model(
-        **texts,
+        input_ids=inputs["input_ids"],
         position_ids=inputs["position_ids"],
         attention_mask=mask,
         cu_seq_lens_q=borders,

@@ -11,15 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.encoders.pooling import POOLINGS, TOKEN_WEIGHTS
-from soft_trainer.encoders.sentence_transformers_fields import (
-    SETTINGS_FILE,
-    TRANSFORMER_FILES,
-    check_fields,
-    flat_fields,
-)
 from soft_trainer.encoders.static_numpy import NO_LENGTH, is_static_config
 from soft_trainer.errors import UserError
-from soft_trainer.files import PROFILE_FILE, read_json, write_json
+from soft_trainer.files import PROFILE_FILE, SETTINGS_FILE, read_json, write_json
 from soft_trainer.hub_files import base_of, published_name, reading, repository_file
 from soft_trainer.terminal import nearest
 
@@ -213,8 +207,11 @@ _PROFILES = (
     EncoderProfile(),
 )
 PROFILES = {profile.name: profile for profile in _PROFILES}
-_IGNORE_FILES = f". To ignore the sentence-transformers files, set profile to one of {', '.join(PROFILES)}"
+IGNORE_FILES = f". To ignore the sentence-transformers files, set profile to one of {', '.join(PROFILES)}"
 MODULES_FILE = "modules.json"
+# Earlier releases of sentence-transformers named the file after the model.
+_TRANSFORMER_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_TRANSFORMER_FILES = [f"sentence_{kind}_config.json" for kind in _TRANSFORMER_KINDS]
 # Profiles keyed by full published name or by its last part, which a copy usually keeps under another owner or in a
 # folder. A full name takes precedence over the repository's sentence-transformers files, which give no temperature.
 KNOWN_ENCODERS = {
@@ -303,8 +300,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         return read_json(path) if path else {}
 
     modules = module_paths(name_or_path, revision)
-    transformer_file = next((file for file in TRANSFORMER_FILES if read(file)), TRANSFORMER_FILES[0])
-    transformer = read(transformer_file)
+    transformer = next(filter(None, map(read, _TRANSFORMER_FILES)), {})
     settings = read(SETTINGS_FILE)
     prompts = settings.get("prompts") or {}
     pooling = "pooler"
@@ -328,21 +324,15 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     ):
         raise UserError(
             f"{name_or_path}: a profile cannot express these sentence-transformers modules ({', '.join(modules)}; "
-            f"pooling {pooling}; {similarity}), only pooling {', '.join(POOLINGS)} with cosine or dot{_IGNORE_FILES}"
+            f"pooling {pooling}; {similarity}), only pooling {', '.join(POOLINGS)} with cosine or dot{IGNORE_FILES}"
         )
-    files = {"Transformer": transformer_file, "settings": SETTINGS_FILE}
-    files |= {kind: f"{modules[kind]}/config.json" for kind in ("Pooling", "Normalize") if kind in modules}
-    for kind, file in files.items():
-        try:
-            check_fields(kind, file, read(file))
-        except UserError as error:
-            raise UserError(f"{name_or_path}: {error}{_IGNORE_FILES}") from error
     if modules["Transformer"]:
         raise UserError(
             f"{name_or_path}: modules.json: the transformer lies in {modules['Transformer']}, but AutoModel reads the "
             "folder itself; save the encoder again with SentenceTransformer.save"
         )
-    length = flat_fields(transformer).get("processor_kwargs.model_max_length") or transformer.get("max_seq_length")
+    tokenizer = transformer.get("processor_kwargs") or transformer.get("tokenizer_args") or {}
+    length = tokenizer.get("model_max_length") or transformer.get("max_seq_length")
     length = length or read("tokenizer_config.json").get("model_max_length")
     if length and length < NO_LENGTH:
         length = min(int(length), most_tokens(read("config.json")) or math.inf)

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.encoders.onnx import TOKENIZER, check_dimensions, normalized
-from soft_trainer.encoders.sentence_transformers_fields import SETTINGS_FILE
 from soft_trainer.errors import UserError
-from soft_trainer.files import PROFILE_FILE, cache_dir, read_json
+from soft_trainer.files import PROFILE_FILE, SETTINGS_FILE, cache_dir, read_json
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
 
 WEIGHTS = "model.safetensors"

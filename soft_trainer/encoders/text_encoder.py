@@ -7,7 +7,6 @@ is exported once. The export is kept in the user's cache under a hash of the enc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -31,8 +30,7 @@ class TextEncoder(Protocol):
     Attributes:
         dimensions: the number of dimensions of an embedding.
         fingerprint: a hash that changes if the embedding of any text would change.
-        runtime: what computes the embeddings: "torch", "static", "onnx", or "int8" (ONNX with weights of 8-bit
-            integers).
+        runtime: what computes the embeddings: "torch", "static" or "onnx".
     """
 
     dimensions: int
@@ -48,16 +46,13 @@ class TextEncoder(Protocol):
         """
 
 
-def open_encoder(
-    name: str | Path, truncate_dim: int | None = None, light: bool = True, int8: bool = False
-) -> TextEncoder:
+def open_encoder(name: str | Path, truncate_dim: int | None = None, light: bool = True) -> TextEncoder:
     """Opens the packaged `base` or any other encoder, from its folder or the Hub.
 
     Args:
         truncate_dim: the number of leading dimensions to keep. By default, the same number as for `load_encoder`.
         light: whether to avoid torch if possible. Static encoders never need torch. Other encoders are exported to
             ONNX if onnxruntime is installed and there is no accelerator.
-        int8: whether to run an exported encoder with 8-bit integer weights.
 
     Raises:
         UserError: the encoder cannot be loaded, or it has fewer dimensions than `truncate_dim`.
@@ -68,7 +63,7 @@ def open_encoder(
         return StaticEncoder(folder, truncate_dim)
     light = light and has_onnxruntime()
     if light and folder and (_export_of(folder) / SETTINGS).is_file():
-        return OnnxEncoder(_export_of(folder), truncate_dim, int8)
+        return OnnxEncoder(_export_of(folder), truncate_dim)
     # These import torch.
     from transformers.utils import logging
 
@@ -85,7 +80,7 @@ def open_encoder(
             f"{name}: the encoder needs code from its repository, but search never runs such code"
         ) from error
     exported = _export(encoder, str(name)) if light else None
-    return OnnxEncoder(exported, truncate_dim, int8) if exported else encoder
+    return OnnxEncoder(exported, truncate_dim) if exported else encoder
 
 
 def local_folder(name: str | Path) -> Path | None:
@@ -112,7 +107,7 @@ def _export(encoder, name: str) -> Path | None:
     # These import torch, which has been imported for the encoder.
     import torch
 
-    from soft_trainer.encoders.onnx_export import add_int8, check_exportable, write_onnx
+    from soft_trainer.encoders.onnx_export import write_onnx
     from soft_trainer.encoders.profiles import resolve_profile
 
     source = local_folder(name)  # loading may have downloaded it
@@ -122,11 +117,8 @@ def _export(encoder, name: str) -> Path | None:
     encoder = replace(encoder, truncate_dim=None, profile=resolve_profile(source))  # serves every truncate_dim
     folder = _export_of(source)
     try:
-        check_exportable(source, name)
-        write_onnx(encoder, source, folder, int8=False)
+        write_onnx(encoder, folder)
     except UserError as error:
         print_on_main(f"running without ONNX: {error}")
         return None
-    with suppress(UserError):  # then there are only float32 weights
-        add_int8(folder)
     return folder

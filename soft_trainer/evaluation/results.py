@@ -34,11 +34,10 @@ from soft_trainer.terminal import shortened, table
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
 CHANGE = "mrr_change"  # from before to after training
 MARGIN = "mrr_change_margin"
-# Metrics for graded judgments. The title of nDCG states the gain of a grade.
+# Metrics for graded judgments.
 GRADED = {
     MAP: "MAP",
-    NDCG["linear"]: "nDCG@10, gain relevance",
-    NDCG["exponential"]: "nDCG@10, gain 2^relevance - 1",
+    NDCG: "nDCG@10",
 }
 ROUNDING = 1e-9  # a larger difference between two means is not a rounding error
 # A report shows this many functions for each query, and this many characters of a text.

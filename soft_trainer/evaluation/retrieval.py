@@ -28,8 +28,7 @@ TAG = "soft_trainer"  # the name of the system, the last field of a line in a ru
 CUT = 10  # the ranks that count for nDCG
 MAP = "map"
 UNRANKED = "queries_in_corpus"  # queries whose own document is in the corpus, and not ranked for them
-# nDCG has a different name for each gain, because values with different gains cannot be compared.
-NDCG = {"linear": "ndcg@10", "exponential": "ndcg_exponential@10"}
+NDCG = "ndcg@10"
 
 
 @dataclass(frozen=True)
@@ -180,16 +179,16 @@ def best_answers(judgments: Judgments) -> np.ndarray:
 def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str, np.ndarray]]:
     """Reduces the ranks of all relevant functions to each query's best rank, and computes average precision and nDCG.
 
-    In nDCG, the gain of a function at rank p is its grade (or 2^grade - 1, depending on `judgments.gain`) divided by
-    log2(p + 1). The sum over the first ten ranks is divided by the best possible sum. Ties are broken against the
-    query: among functions with the same score, irrelevant functions come first, then functions with lower grades.
+    In nDCG, the gain of a function at rank p is its grade divided by log2(p + 1). The sum over the first ten ranks is
+    divided by the best possible sum. Ties are broken against the query: among functions with the same score,
+    irrelevant functions come first, then functions with lower grades.
 
     Args:
         ranking: the ranking of the P pairs from `answer_pairs`. Every query has at least one pair.
 
     Returns:
         The ranking of the Q queries by their best-ranked relevant functions. Then a dict with the average precision
-        (`map`) and nDCG (`ndcg@10` or `ndcg_exponential@10`) of each query, float64[Q] each.
+        (`map`) and nDCG (`ndcg@10`) of each query, float64[Q] each.
     """
     right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data.astype(np.float64)})
@@ -201,8 +200,6 @@ def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str,
     ranks = torch.tensor(pairs["position"].to_numpy())[first]
     best = Ranking(ranks, ranking.top_indices.cpu()[first], ranking.top_scores.cpu()[first])
     gains = pairs["grade"]
-    if judgments.gain == "exponential":
-        gains = np.exp2(gains) - 1
     sums = []
     for position in (pairs["position"], by_grade.groupby("query").cumcount().sort_index() + 1):  # found, and ideal
         discounted = np.where(position <= CUT, gains / np.log2(position + 1), 0.0)
@@ -212,12 +209,7 @@ def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str,
     position = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
     number = position.groupby(pairs["query"]).rank(method="first")
     precision = np.bincount(pairs["query"], number / position) / np.bincount(pairs["query"])
-    return best, {MAP: precision, ndcg_name(judgments): gained / possible}
-
-
-def ndcg_name(judgments: Judgments) -> str:
-    """Returns the name of the nDCG that an evaluation with these judgments computes."""
-    return NDCG[judgments.gain or "linear"]
+    return best, {MAP: precision, NDCG: gained / possible}
 
 
 def means(measured: Mapping[str, np.ndarray]) -> dict[str, float]:

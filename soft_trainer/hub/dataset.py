@@ -12,7 +12,6 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from transformers import TrainingArguments
 
 from soft_trainer import distributed
-from soft_trainer.cards import sign
 from soft_trainer.data.column_names import NEGATIVES, SCORES
 from soft_trainer.data.columns import known_columns, row_texts
 from soft_trainer.data.languages import languages_in
@@ -58,7 +57,7 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
     tables = {}
     corpora = []
     for name, split in splits.items():
-        if split.judgments.gain is not None:
+        if split.judgments.graded:
             raise UserError(
                 f"push_data_to_hub can push only pairs of a query and a function, but {name} has judgments"
             )
@@ -149,5 +148,5 @@ def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: st
         write_rows(complete, folder)
         for name in {*ROW_FILES} - {f"{split}.jsonl.gz" for split in data}:
             (folder / name).unlink(missing_ok=True)
-        write_text(folder / "README.md", sign(str(card)))
+        write_text(folder / "README.md", str(card))
     return folder

@@ -12,18 +12,16 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from huggingface_hub import HfApi, get_token
+from huggingface_hub import HfApi, RepoCard, get_token
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
-from soft_trainer.cards import is_signed, sign, updated
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     CARD,
     ENCODER_FILES,
-    EVAL_RESULTS,
     MERGED_ADAPTER,
     NUMBERS,
     PROFILE_FILE,
@@ -49,13 +47,14 @@ NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
 # Patterns of the only files that are pushed from an encoder's folder. The folder may also contain logs, ranks, rows
 # and a user's files with private source code.
 PUSHED_FILES = (
-    *(*ENCODER_FILES, CARD, TRAINING_PICTURE, EVAL_RESULTS),
+    *(*ENCODER_FILES, CARD, TRAINING_PICTURE),
     *(RECORD, NUMBERS, "train_results.json", "eval_results.json"),
 )
 WEIGHTS = {"model.safetensors", "model.safetensors.index.json", ADAPTER_WEIGHTS}
 # The files that name another encoder, maybe by a local path, with the key of the name.
 _NAMING_ENCODERS = {PROFILE_FILE: "teacher"}
 _NAMING_ENCODERS |= dict.fromkeys((ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"), "base_model_name_or_path")
+WRITTEN = "<!-- Written by soft_trainer."  # the start of the last line of a card, which the templates have
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 
 
@@ -130,7 +129,7 @@ class Repository:
         adapter's base is shortened to its last part. The snippets in the pushed card load the encoder from the
         repository. After a successful push, the card in the folder is updated to match.
 
-        A card that somebody has edited on the Hub keeps its text, with the new results.
+        A card in the repository without the line `WRITTEN` is kept.
 
         From an earlier push, splits and an encoder's files that this push lacks are deleted, such as results or a
         vocabulary. The client retries the requests of an upload, but not the commit.
@@ -222,31 +221,19 @@ class Repository:
         arguments = f'"{self.name}"'
         if self.revision:
             arguments += f', revision="{self.revision}"'
-        named = card.replace(f"({match[1]}", f"({arguments}")
-        return sign(named) if is_signed(card) else named
+        return card.replace(f"({match[1]}", f"({arguments}")
 
     def _keep_edited_card(self, card: Path) -> None:
-        """Keeps the text of the repository's card if somebody has edited it on the Hub, and nobody this folder's."""
+        """Does not push a generated card over a card of the repository that its owner has made their own."""
         name = f"{self.path_in_repo}/{CARD}" if self.path_in_repo else CARD
         try:
             present = self.api.hf_hub_download(self.name, name, repo_type=self.repo_type, revision=self.revision)
         except EntryNotFoundError:
             return
         theirs = Path(present).read_text(encoding="utf-8")
-        ours = card.read_text(encoding="utf-8")
-        if is_signed(theirs) or theirs == ours:
-            return
-        if not is_signed(ours):
-            logger.warning("%s: the edited card of this folder replaces %s, which was edited there", self.name, name)
-            return
-        text = updated(theirs, ours)
-        write_text(card, text)
-        if not is_signed(text):
-            logger.warning(
-                "%s: %s was edited there, so its text stays and may describe earlier weights; only its results are "
-                "new. Delete it there to push the new card",
-                *(self.name, name),
-            )
+        if RepoCard(theirs).text.strip() and WRITTEN not in theirs and WRITTEN in card.read_text(encoding="utf-8"):
+            card.unlink()
+            logger.warning("%s: keeping %s; delete it there to push the card of these weights", self.name, name)
 
     def upload(self, staged: str | Path, folder: Path, message: str) -> str:
         """Pushes a staged copy of `folder` in one commit; see `push`. Returns the commit's URL."""

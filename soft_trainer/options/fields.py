@@ -89,8 +89,8 @@ class DataArguments:
         False, "Drop rows whose query or function is empty, and print how many.", evaluation=True, chooses_rows=True
     )
     eval_data_dir: str | None = data_option(
-        "Additional evaluation sets, comma-separated: folders with the files of CoSQA or CoSQA+, annotationStore.csv "
-        "or relevance.jsonl, or any rows that --data_dir accepts (soft_trainer.shell.evaluation_sets). "
+        "Additional evaluation sets, comma-separated: folders with relevance.jsonl, "
+        "or any rows that --data_dir accepts (soft_trainer.shell.evaluation_sets). "
         "--data_dir then needs only training rows.",
         refers_to="rows",
         several=True,

@@ -23,7 +23,6 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer import distributed
-from soft_trainer.data.trained_rows import write_trained_rows
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
     CARD,
@@ -322,7 +321,6 @@ class OutputFolder(TrainerCallback):
         aside = self.path / ASIDE
         trainer.save_model(str(aside), _internal_call=True)  # `Measurements.finish` writes the card
         if distributed.is_main():
-            write_trained_rows(aside, trainer.train_split, trainer.encoder)
             self.clear()
             # The record lists no files until the run has been evaluated.
             write_json(self.path / RECORD, {"format": RECORD_FORMAT, DEPENDS_ON: trainer.run_fingerprint})

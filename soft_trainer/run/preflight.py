@@ -15,14 +15,14 @@ from soft_trainer import distributed
 from soft_trainer.choices import FIND_NEIGHBOURS
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
+from soft_trainer.encoders.comparing import LARGEST_COMPARED
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import check_model, given_encoder, load_model
-from soft_trainer.encoders.passes import LARGEST_COMPARED
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator
 from soft_trainer.evaluation.results import METRICS
-from soft_trainer.evaluation.retrieval import MAP, ndcg_name, shorter_metric
+from soft_trainer.evaluation.retrieval import MAP, NDCG, shorter_metric
 from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import refuse_option_of_encoder
 from soft_trainer.run.starting import StartingEncoder, starting_encoder
@@ -88,14 +88,11 @@ def check_metric(args, dims: Iterable[int], eval_dataset, tried: Callable[[], Ma
             'metric_for_best_model="loss": there is no eval_loss, because estimators know only the training rows; set '
             'metric_for_best_model="mrr"'
         )
-    names = [*METRICS, *map(shorter_metric, dims), MAP]
+    names = [*METRICS, *map(shorter_metric, dims), MAP, NDCG]
     measured = list(names)
     if isinstance(eval_dataset, Mapping):
-        for key, split in eval_dataset.items():
-            measured += [f"{key}_{each}" for each in (*names, ndcg_name(split.judgments))]
-        measured += {ndcg_name(split.judgments) for split in eval_dataset.values()}
-    elif eval_dataset is not None:
-        measured.append(ndcg_name(eval_dataset.judgments))
+        for key in eval_dataset:
+            measured += [f"{key}_{each}" for each in names]
     if name not in measured and tried is not None:
         try:
             measured += [each.removeprefix("eval_") for each in tried()]

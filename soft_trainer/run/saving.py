@@ -10,7 +10,6 @@ from pathlib import Path
 
 from transformers import Trainer
 
-from soft_trainer.data.trained_rows import write_trained_rows
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.files import PROFILE_FILE, reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
@@ -56,8 +55,6 @@ class SavingTrainer(Trainer):
         if _internal_call or not self.is_world_process_zero():
             return
         folder = output_dir or self.args.output_dir
-        if self.state.global_step > 0:
-            write_trained_rows(folder, self.train_split, self.encoder)
         if getattr(self.args, "model_card", True):
             self.create_model_card(folder)
 

@@ -27,7 +27,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, Trai
 
 from soft_trainer import distributed
 from soft_trainer.data.holdout import warn_of_overlap
-from soft_trainer.data.trained_rows import warn_of_trained_pairs
 from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
 from soft_trainer.encoders.loading import load_model
 from soft_trainer.errors import UserError
@@ -225,8 +224,6 @@ class RunTrainer(PlannedTrainer):
                 )
             self.run_fingerprint = compared(self.fingerprint, None)
             self.report = Measurements(self)
-            if self.starting.name:
-                warn_of_trained_pairs(self.details.measured, self.starting.name, self.encoder)
             self.report.measure(system, getattr(self.args, "lexical", True), top_k)
             finish(self.report)
         return self.report

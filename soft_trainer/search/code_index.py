@@ -298,8 +298,6 @@ class CodeIndex:
                 raise UserError(
                     f"{error}; `{self.command('--model', 'none')}` continues without an encoder"
                 ) from error
-            if not self._embeddings:  # the index was made again
-                encoder = vectors.lightest(self.database, encoder)
             if wait or encoder.fingerprint == self._embeddings["fingerprint"]:
                 vectors.start_encoding(self.database, name, truncate_dim, encoder)
                 vectors.embed_chunks(self.database, self.index_dir, encoder, progress, seconds)
@@ -318,10 +316,7 @@ class CodeIndex:
         """
         name, truncate_dim = self._choice(model, truncate_dim)
         with self._turn(), store.write_lock(self.index_dir, True, store.ENCODING_LOCK):
-            if model is None:
-                encoder = self._encoder(name, truncate_dim, self._runtime)
-            else:
-                encoder = vectors.lightest(self.database, self._encoder(name, truncate_dim, None))
+            encoder = self._encoder(name, truncate_dim, self._runtime if model is None else None)
             with store.write_lock(self.index_dir):
                 store.write_settings(self.index_dir, model=name, truncate_dim=truncate_dim)
             vectors.start_encoding(self.database, name, truncate_dim, encoder)
@@ -434,7 +429,7 @@ class CodeIndex:
         known = self.encoders.get((name, truncate_dim, self._embeddings.get("fingerprint")))
         if known:
             return known
-        encoder = text_encoder.open_encoder(name, truncate_dim, light=runtime != "torch", int8=runtime == "int8")
+        encoder = text_encoder.open_encoder(name, truncate_dim, light=runtime != "torch")
         self._keep(name, truncate_dim, encoder)
         return encoder
 

@@ -1,30 +1,19 @@
-"""Loads the additional evaluation sets of a run (`--eval_data_dir`): published benchmarks, or another project's rows.
+"""Loads the additional evaluation sets of a run (`--eval_data_dir`): judged queries, or another project's rows.
 
 `--eval_data_dir` accepts all that `load_rows` reads. Of rows, test is measured, otherwise valid, otherwise all rows.
 Of judged queries, all splits but train are measured. A folder has one or more of these files:
 
-    cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
-                                                            `retrieval_idx` is the function's row in code_idx_map.txt
-    test_agent_query.json, test_agent_codebase.json,        CoSQA+, with several relevant functions per query: lists of
-    test_agent_pairs_true.json                              {"query-idx", "query"}, {"code-idx", "code"} and
-                                                            {"query-idx", "code-idx", "label"}
-    annotationStore.csv                                     CodeSearchNet's challenge: Language, Query, GitHubUrl,
-                                                            Relevance from 0 to 3; only rows in `--language` are read
-    relevance.jsonl                                         any other judged queries: {"query": text, "url": id,
-                                                            "relevance": number from 0 to 1000} on each line
+    relevance.jsonl                                         judged queries: {"query": text, "url": id, "relevance":
+                                                            number} on each line
     corpus.jsonl, queries.jsonl, qrels/dev.tsv, test.tsv    BEIR's layout
     test.jsonl                                              rows in CodeSearchNet's columns, as in `--data_dir`
 
-Each file may be gzipped. CoSQA+ has also been published as `query.json`, `gpt4o_augment_codebase.json` and
-`gpt4o_augment_query_code_pairs_for_search.json`. Files of pairs without `_true` or `_for_search` in the name also
-contain irrelevant pairs (label 0).
-
-The corpus of CoSQA is `code_idx_map` (.txt or .json), and the corpus of CoSQA+ is the file above. Other sets use the
-folder's codebase, such as codebase.jsonl. Without it, the corpus for test.jsonl consists of the functions of valid and
-test, and the corpus for judged queries is the run's corpus.
+Each file may be gzipped. `examples/published_sets.py` converts CoSQA, CoSQA+ and CodeSearchNet's challenge. The corpus
+is the folder's codebase, such as codebase.jsonl. Without it, the corpus for test.jsonl consists of the functions of
+valid and test, and the corpus for judged queries is the run's corpus.
 
 An unjudged code has relevance 0. Several judgments of the same query and code are averaged. The gain in nDCG is the
-relevance, as in trec_eval and mteb, or for CodeSearchNet's annotations 2^relevance - 1, as in its challenge.
+relevance, as in trec_eval and mteb.
 """
 
 from __future__ import annotations
@@ -78,7 +67,7 @@ def load_evaluation_sets(
         column_names(arguments)._replace(
             negatives=None, group=None, shared=len(folders) > 1 or arguments.data_dir is not None
         ),
-        needed=(*SPLITS[1:], *JUDGED),
+        needed=(*SPLITS[1:], JUDGED.name),
         division=None,
         check=not arguments.drop_unusable,
         run_corpus=codebase,
@@ -113,9 +102,8 @@ def _parts(folder: Path, context: Context, trained: Collection[str]) -> dict[str
     elif folder.is_dir():
         names = sorted(path.name for path in folder.iterdir())
         looked_for = (
-            ". No evaluation set found: expected CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
-            "code_idx_map.txt, CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or "
-            "test.jsonl, plain or as .gz. The folder contains "
+            ". No evaluation set found: expected test.jsonl, relevance.jsonl, or BEIR's files, plain or as .gz. The "
+            "folder contains "
             f"{', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
         )
     try:
@@ -125,12 +113,12 @@ def _parts(folder: Path, context: Context, trained: Collection[str]) -> dict[str
     splits.pop("train", None)
     if not splits:
         raise UserError(f"{folder}: has judgments only for train, not for dev or test")
-    parts = {"dev" if name == "valid" else name: split for name, split in splits.items() if split.judgments.gain}
+    parts = {"dev" if name == "valid" else name: split for name, split in splits.items() if split.judgments.graded}
     if not parts or "test" in splits:
         name = "test" if "test" in splits else "valid"
         parts[name] = splits[name]
         of_training = folder.exists() and row_files(files).keys().isdisjoint(("valid", "test"))
-        if of_training and trained and not parts[name].judgments.gain and source_fingerprint(folder) in trained:
+        if of_training and trained and not parts[name].judgments.graded and source_fingerprint(folder) in trained:
             print_on_main(
                 f"warning: eval_data_dir={folder}: the encoder was trained on rows from this folder; to measure "
                 f"only its test split, set data_dir={folder} instead"

@@ -128,7 +128,6 @@ TRAIN = ["train", "--model", "base", "--data_dir"]
 @pytest.mark.parametrize(
     "words, says, waits_for",
     [
-        ([*TRAIN, "ROWS", "--query_column", "nope"], "query_column=nope: no such column; the rows have ", "datasets"),
         ([*TRAIN, "ROWS/test.jsonl", "--code_column", "cod"], "did you mean 'code'?", "datasets"),
         ([*TRAIN, "ROW"], "data_dir=ROW: no such folder or file; did you mean ", ""),
         ([*TRAIN, "ROWS", "--loss", "soft_info_ne"], "loss='soft_info_ne': use one of soft_info_nce", ""),
@@ -137,12 +136,6 @@ TRAIN = ["train", "--model", "base", "--data_dir"]
         ([*TRAIN, "ROWS", "--save_steps", "9"], "save_steps=9: has no effect with save_strategy=epoch", ""),
         (["train", "--language", "rubi"], "CodeSearchNet supports only ruby", ""),
         (["evaluate", "base", "--data_dir", "ROW"], "data_dir=ROW: no such folder or file; did you mean ", ""),
-        (
-            ["evaluate", "base", "--data_dir", "ROWS", "--code_column", "x"],
-            "code_column=x: no such column",
-            "datasets",
-        ),
-        (["export", "STATIC"], "a static encoder does not need an export", ""),
     ],
 )
 def test_a_mistake_does_not_wait_for_torch(words, says, waits_for, data_dir, tmp_path):

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from refusals import refused
@@ -141,38 +140,6 @@ def test_one_file_has_the_same_splits_in_training_and_evaluation(encoder_dir, ro
     write_json(tmp_path / "encoder" / "run.json", {DEPENDS_ON: its_own})
     assert run_command([*words, "--eval_data_dir", str(tmp_path / "split")]) == 0  # its test split alone
     assert "was trained on rows" not in capsys.readouterr().err
-
-
-def whole(pairs):
-    return pd.read_csv(pairs)
-
-
-def by_load_rows(pairs):
-    return load_rows(pairs)["train"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("read", "known"), [(whole, "4 of these 4"), (by_load_rows, None)])
-def test_an_encoder_trained_in_python_knows_its_rows(encoder_dir, rows, tmp_path, capsys, read, known):
-    pairs = tmp_path / "pairs.csv"
-    lines = [f'"{row["docstring"]} {number}",def f{number}(): pass' for number, row in enumerate(rows * 2)]
-    pairs.write_text("\n".join(["query,code", *lines]))
-    options = {"max_steps": 1, "per_device_train_batch_size": 8, "save_strategy": "no", "report_to": "none"}
-    args = SoftInfoNCETrainingArguments(str(tmp_path / "out"), use_cpu=True, loss="info_nce", **options)
-    trainer = SoftInfoNCETrainer(str(encoder_dir), args, read(pairs))
-    trainer.train()
-    trainer.save_model()
-    words = ["evaluate", str(tmp_path / "out"), "--data_dir", str(pairs), "--lexical", "false", *HERE[2:]]
-    capsys.readouterr()
-    assert run_command([*words, "--examples", "1"]) == 0
-    said = capsys.readouterr().err
-    if known is None:
-        assert "was trained on" not in said
-    else:
-        assert f"warning: test: the encoder was trained on {known} pairs" in said
-    assert said.count("=> marks relevant ones") == 1 and said.count("(rank ") == 1
-    assert run_command([*words, "--examples", "0"]) == 0
-    assert "=> marks relevant ones" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

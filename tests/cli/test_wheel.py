@@ -187,6 +187,6 @@ def test_reading_source_code_names_its_extra(core, words):
     assert line.startswith("error: Reading source code needs the extra: pip install")
 
 
-@pytest.mark.parametrize("command", ["train", "mine", "index", "search", "evaluate-search", "export"])
+@pytest.mark.parametrize("command", ["train", "mine", "index", "search", "evaluate-search"])
 def test_help_needs_no_extra(core, command):
     assert "usage: soft-trainer" in core.run("soft-trainer", command, "--help").stdout

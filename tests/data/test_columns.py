@@ -237,7 +237,7 @@ def test_the_page_lists_the_names_that_are_read():
     sides = [((query,), codes) for query, codes in answers.items()]
     sides.append((column_names.QUERY_COLUMNS, column_names.CODE_COLUMNS))
     groups = [(*column_names.NEGATIVE_NAMES, "negative_2"), ("url",), ("language", "path")]
-    groups.insert(1, (column_names.SCORES, *chain.from_iterable(column_names.SCORES_OF), column_names.SCORE))
+    groups.insert(1, (column_names.SCORES, *chain.from_iterable(column_names.SCORES_OF)))
     groups += [(*REPOSITORIES, PARTITION), column_names.LABELS]
     quoted = [" with ".join(", ".join(map("`{}`".format, names)) for names in side) for side in sides]
     quoted += [", ".join(map("`{}`".format, names)) for names in groups]

@@ -95,7 +95,7 @@ def test_a_column_partition_decides_where_it_names_two_splits(partitions, expect
 
 
 @pytest.mark.parametrize("group_column", ["team", "url", "question"])
-@pytest.mark.parametrize("form", ["positives", "negatives", "labelled pairs"])
+@pytest.mark.parametrize("form", ["positives", "negatives"])
 def test_a_group_stays_within_one_split(form, group_column):
     rows = []
     for number in range(40):
@@ -104,7 +104,6 @@ def test_a_group_stays_within_one_split(form, group_column):
         rows += {
             "positives": [row | {"positive": [f"x + {number}", f"y + {number}"]}],
             "negatives": [pair | {"negative": "z"}],
-            "labelled pairs": [pair | {"score": 1, "label": 1}, pair | {"answer": "z", "score": 0, "label": 0}],
         }[form]
     groups = {}
     for name, split in load_rows(rows, group_column=group_column).items():

@@ -228,15 +228,3 @@ def test_half_a_character_is_named_with_its_row_and_column(tmp_path, kind, colum
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with refused(f"row 4: column '{column}' contains '\\ud83d'"):
         load_rows(source)
-
-
-def test_rows_that_occur_twice_are_counted_and_kept(pairs, tmp_path, capsys):
-    path = tmp_path / "rows.csv"
-    frame = pairs.to_pandas()
-    pd.concat([frame, frame.head(3), frame.head(1)]).to_csv(path, index=False)
-    splits = load_rows(path)
-    assert f"{path}: 4 of 44 rows repeat the query and the function of an earlier row" in capsys.readouterr().err
-    assert sum(map(len, splits.values())) == 44
-    frame.to_csv(path, index=False)
-    load_rows(path)
-    assert "repeat" not in capsys.readouterr().err

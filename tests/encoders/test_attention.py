@@ -13,7 +13,7 @@ from soft_trainer.encoders.attention import (
     SCORES,
     TextAttention,
     kept,
-    make_layout,
+    layout_of,
     masked,
 )
 
@@ -58,14 +58,14 @@ def test_outputs_and_gradients_are_those_of_one_text_after_the_other(heads, caus
         return near & (apart >= 0) if causal else near
 
     values = make_values(heads)
-    found = TextAttention.apply(*values, make_layout(BORDERS, causal, window), 0.0, SCALE)
+    found = TextAttention.apply(*values, layout_of(tuple(BORDERS), causal, window), 0.0, SCALE)
     check_equal(values, found, one_by_one(*values, seen))
 
 
 @pytest.mark.parametrize("window", [None, 64])
 def test_blocks_are_small_and_have_each_query_once(window):
     lengths = np.append(np.random.default_rng(0).integers(0, 300, 200), 5000)
-    layout = make_layout(np.cumsum([0, *lengths]).tolist(), False, window)
+    layout = layout_of((0, *np.cumsum(lengths).tolist()), False, window)
     pieces = list(layout.pieces(torch.empty(12, 0, 1, 0)))
     queries = np.concatenate(
         [np.arange(len(layout.tokens))[block.queries] for block, heads in pieces if not heads.start]
@@ -79,18 +79,9 @@ def test_blocks_are_small_and_have_each_query_once(window):
         assert size * seen <= SCORES * block.number or heads.stop - heads.start == 1
 
 
-def test_a_mask_for_each_text():
-    draw = np.random.default_rng(0)
-    masks = [torch.from_numpy(draw.random((n, n)) < 0.5) | torch.eye(n, dtype=torch.bool) for n in np.diff(BORDERS)]
-    values = make_values()
-    layout = make_layout(BORDERS, False, None, np.concatenate([mask.numpy().reshape(-1) for mask in masks]))
-    found = TextAttention.apply(*values, layout, 0.0, SCALE)
-    check_equal(values, found, one_by_one(*values, lambda text, length: masks[text]))
-
-
 @pytest.mark.parametrize(("heads", "causal", "window"), [(4, False, None), (2, True, None), (1, False, 3)])
 def test_gradients_with_dropout_are_finite_differences(heads, causal, window):
-    layout = make_layout(BORDERS, causal, window)
+    layout = layout_of(tuple(BORDERS), causal, window)
     values = make_values(heads)
     gradient = torch.randn_like(values[0])
 
@@ -109,7 +100,7 @@ def test_the_rate_of_dropout_is_rounded_to_a_byte_and_the_mean_is_kept():
     zeros = float((kept((1000, 1001), 26) == 0).float().mean())
     assert zeros == pytest.approx(26 / 256, abs=1e-3)
     values = [torch.randn(50, 4, 8) for _ in range(3)]
-    layout = make_layout([0, 5, 50], False, None)
+    layout = layout_of((0, 5, 50), False, None)
     exact = TextAttention.apply(*values, layout, 0.0, SCALE)
     total = sum(TextAttention.apply(*values, layout, 0.1, SCALE) for _ in range(1000))
     assert float((total / 1000 - exact).abs().mean()) < 0.01 * float(exact.abs().mean()) + 0.005
@@ -118,7 +109,7 @@ def test_the_rate_of_dropout_is_rounded_to_a_byte_and_the_mean_is_kept():
 @pytest.mark.parametrize("rate", [0.997, 0.999, 0.9999])
 def test_a_rate_near_one_keeps_the_mean(rate):
     values = [torch.zeros(500, 1, 2, requires_grad=True), torch.zeros(500, 1, 2), torch.ones(500, 1, 2)]
-    layout = make_layout([0, 500], False, None)
+    layout = layout_of((0, 500), False, None)
     outputs = torch.stack([TextAttention.apply(*values, layout, rate, SCALE) for _ in range(20)])
     padded = F.scaled_dot_product_attention(*(each.transpose(0, 1) for each in values), dropout_p=rate)
     assert padded.isfinite().all() and float(outputs.detach().mean()) == pytest.approx(1, abs=0.05)
@@ -127,7 +118,7 @@ def test_a_rate_near_one_keeps_the_mean(rate):
 
 def test_second_derivatives_are_an_error():
     values = make_values()
-    outputs = TextAttention.apply(*values, make_layout(BORDERS, False, None), 0.0, SCALE)
+    outputs = TextAttention.apply(*values, layout_of(tuple(BORDERS), False, None), 0.0, SCALE)
     (gradient,) = torch.autograd.grad(outputs.square().sum(), values[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
@@ -135,7 +126,7 @@ def test_second_derivatives_are_an_error():
 
 def test_the_same_generator_draws_the_same_dropout_and_rate_zero_draws_nothing():
     values = make_values()
-    layout = make_layout(BORDERS, False, None)
+    layout = layout_of(tuple(BORDERS), False, None)
     outputs = []
     for _ in range(2):
         torch.manual_seed(5)
@@ -154,7 +145,7 @@ def test_dropped_values_are_zero_and_others_unchanged(dtype):
 
 
 def test_half_precision_is_near_float32():
-    layout = make_layout(BORDERS, False, None)
+    layout = layout_of(tuple(BORDERS), False, None)
     results = []
     for dtype in (torch.float32, torch.bfloat16):
         values = make_values(dtype=dtype)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard, parse_eval_result_entries
+from huggingface_hub import ModelCard
 from server import WRITE_TOKEN
 from transformers import T5Config, T5EncoderModel
 
@@ -70,7 +70,8 @@ def test_snippets_run_as_printed_and_agree(name, encoder_of, record, tmp_path, c
         config = T5Config(vocab_size=len(encoder.tokenizer), d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
         encoder = replace(encoder, model=T5EncoderModel(config).eval())
     text = write_model_card(exported(encoder, tmp_path / "encoder"), record).read_text()
-    assert "{%" not in text and "{{" not in text and "\n\n\n\n" not in text and "```\n\n<!-- unedited: " in text[-60:]
+    assert "{%" not in text and "{{" not in text and "\n\n\n\n" not in text
+    assert "```\n\n<!-- Written by soft_trainer." in text[-110:]
     assert (".encoder" in text) == (name == "T5")
     snippets, embeddings = re.findall(r"```python\n(.*?)```", text, re.S), []
     assert len(snippets) == 3
@@ -103,27 +104,6 @@ def test_header_is_what_the_hub_reads(card_of):
         "Recall@5 over 4,360 functions": 0.8,
         "Recall@10 over 4,360 functions": 0.9,
     }
-
-
-def test_results_on_the_test_set_are_what_a_leaderboard_reads(encoder_of, record, tmp_path):
-    folder = exported(encoder_of(CODEBERT), tmp_path / "encoder")
-    test = record["results"]["test"]
-    both = {"test-ruby": test, "test-go": test | {"trained": METRICS | {"mrr": 0.5}}, "valid-go": test}
-    write_model_card(folder, record | {"results": both})
-    path = folder / ".eval_results/code_search.yaml"
-    ruby, go = parse_eval_result_entries(yaml.safe_load(path.read_text()))
-    assert (ruby.dataset_id, ruby.task_id, ruby.value) == ("code-search-net/code_search_net", "ruby", 0.7123)
-    assert (go.task_id, go.value) == ("go", 0.5)
-    assert ruby.notes == "MRR of 1,261 queries over 4,360 functions" and re.fullmatch(r"\d{4}-\d\d-\d\d", ruby.date)
-    write_model_card(folder, record | {"languages": ["ruby"]})
-    (only,) = parse_eval_result_entries(yaml.safe_load(path.read_text()))
-    assert only.task_id == "ruby"
-    for filtered in ({"filters": "graphcodebert"}, {"split_urls": "urls"}, {"drop_unusable": True}):
-        options = {"dataset_name": record["dataset"], **filtered}
-        write_model_card(folder, record | {"languages": ["ruby"], "options": options})
-        assert not path.exists() and "some rows of code-search-net" in (folder / "README.md").read_text()
-    write_model_card(folder, record | {"dataset": "our rows"})  # on no leaderboard
-    assert not path.exists()
 
 
 def test_local_names_stay_out_of_the_header_and_the_license_comes_from_the_base(card_of, tmp_path):

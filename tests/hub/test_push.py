@@ -6,12 +6,11 @@ from huggingface_hub import HfApi, hf_hub_download
 from refusals import refused
 from server import FINE_REPO, FINE_TOKEN, READ_TOKEN, WRITE_TOKEN
 
-from soft_trainer.cards import is_signed, sign
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.files import LISTED, RECORD_FORMAT, listed_files, write_json
 from soft_trainer.fingerprints import file_fingerprint, list_files, written_files
-from soft_trainer.hub.push import Repository
+from soft_trainer.hub.push import WRITTEN, Repository
 from soft_trainer.option_spec import FILES_OF_TRANSFORMERS, option_specs
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
@@ -20,7 +19,6 @@ from soft_trainer.run.fingerprint import run_fingerprint
 from soft_trainer.run.record import public_options
 
 REPO = "ann/encoder"
-RESULTS = ".eval_results/code_search.yaml"
 CARD = "---\nlicense: mit\n---\n# Card\n"
 
 
@@ -32,7 +30,6 @@ def folder(tmp_path):
         "README.md": CARD.encode(),
         "model.safetensors": b"weights" * 100_000,
         "1_Pooling/config.json": b"{}",
-        ".eval_results/code_search.yaml": b"[]",
         "training_args.bin": WRITE_TOKEN.encode(),
         "optimizer.pt": b"pickle",
         "extra/scaler.pkl": b"pickle",
@@ -50,31 +47,25 @@ def pushed(repo=REPO, **kwargs):
     return files - {".gitattributes"}
 
 
-COMPLETE = {"README.md", "model.safetensors", "1_Pooling/config.json", RESULTS}
+COMPLETE = {"README.md", "model.safetensors", "1_Pooling/config.json"}
 
 
 # ---- A push that succeeds ----
 
 
 @pytest.mark.parametrize("path", [None, "last-checkpoint"])
-def test_a_card_that_was_edited_on_the_hub_keeps_its_text(here, folder, caplog, path):
+def test_a_card_without_our_line_is_kept(here, folder, caplog, path):
     repository = Repository(REPO, WRITE_TOKEN, path_in_repo=path)
     name = f"{path}/README.md" if path else "README.md"
-    (folder / "README.md").write_text(sign(CARD))
+    for text in ("First.\n", "Second.\n"):
+        (folder / "README.md").write_text(f"{CARD}{text}{WRITTEN} -->\n")
+        repository.push(folder)
+        assert text in Path(hf_hub_download(REPO, name)).read_text()
+    assert "keeping" not in caplog.text
+    repository.api.upload_file(path_or_fileobj=CARD.encode() + b"Mine.\n", path_in_repo=name, repo_id=REPO)
     repository.push(folder)
-    (folder / "README.md").write_text(sign(CARD + "Second.\n"))
-    repository.push(folder)
-    assert "edited" not in caplog.text
-    text = Path(hf_hub_download(REPO, name)).read_text()
-    assert "Second." in text and is_signed(text)
-    repository.api.upload_file(
-        path_or_fileobj=text.replace("# Card", "# Mine").encode(), path_in_repo=name, repo_id=REPO
-    )
-    (folder / "README.md").write_text(sign(CARD + "Third.\n"))
-    repository.push(folder)
-    assert f"ann/encoder: {name} was edited there" in caplog.text
-    text = Path(hf_hub_download(REPO, name)).read_text()
-    assert "# Mine" in text and "Third." not in text
+    assert f"ann/encoder: keeping {name}" in caplog.text
+    assert Path(hf_hub_download(REPO, name)).read_text() == CARD + "Mine.\n"
     (folder / "README.md").write_text(CARD + "Edited here.\n")
     repository.push(folder)
     assert "Edited here." in Path(hf_hub_download(REPO, name)).read_text()
@@ -230,7 +221,7 @@ def test_revision_and_subfolder(here, folder):
 def test_other_kinds_of_repository(here, folder, repo_type):
     Repository(REPO, WRITE_TOKEN, repo_type=repo_type).check()
     Repository(REPO, WRITE_TOKEN, repo_type=repo_type).push(folder)
-    assert pushed(repo_type=repo_type) == (COMPLETE | {"checkpoint-5/model.safetensors"}) - {RESULTS}
+    assert pushed(repo_type=repo_type) == COMPLETE | {"checkpoint-5/model.safetensors"}
 
 
 def test_a_card_names_the_repository_once_it_has_been_pushed(here, folder):

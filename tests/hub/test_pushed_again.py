@@ -24,7 +24,7 @@ KINDS = [
         "2_Normalize/config.json",
     ),
     ("onnx/model.onnx", "onnx/settings.json"),
-    (".eval_results/code_search.yaml", "eval_results.json", "train_results.json", "training.png", "all_results.json"),
+    ("eval_results.json", "train_results.json", "training.png", "all_results.json"),
 ]
 
 

@@ -34,7 +34,7 @@ READ = Version("5.23")  # the tables were written with this version at hand
 # Options that work, by the test that gives them to a trainer or a run.
 WORKS = {
     "cli/test_evaluate.py": {
-        "test_an_encoder_trained_in_python_knows_its_rows": "use_cpu",
+        "test_results_and_ranks_are_written_and_are_those_of_the_trainer": "use_cpu",
     },
     "hub/test_clients.py": {
         "test_a_run_as_a_process_pushes_what_every_library_loads": "push_to_hub hub_model_id",

@@ -39,7 +39,7 @@ def test_a_cache_that_cannot_be_written_leaves_a_search_by_words(tree, monkeypat
         assert index.search("parse")
 
 
-@pytest.mark.parametrize("runtime, expected", [("static", ranking.STATIC), ("torch", 1.0), ("int8", 1.0)])
+@pytest.mark.parametrize("runtime, expected", [("static", ranking.STATIC), ("torch", 1.0), ("onnx", 1.0)])
 def test_a_static_encoder_counts_less(tree, stub, monkeypatch, runtime, expected):
     trusted = []
     score = ranking.score
@@ -49,7 +49,6 @@ def test_a_static_encoder_counts_less(tree, stub, monkeypatch, runtime, expected
         return score(query, segments, similarity, trust)
 
     stub.runtime = runtime
-    monkeypatch.setattr(code_index.vectors, "lightest", lambda database, encoder: encoder)
     with CodeIndex.build(tree, model="stub") as index:
         monkeypatch.setattr(ranking, "score", recorded)
         index.search("parse")

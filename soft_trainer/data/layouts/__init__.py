@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from soft_trainer.data.folders import Files
-from soft_trainer.data.layouts import beir, cosqa, judged, tables
+from soft_trainer.data.layouts import beir, judged, tables
 from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
 
@@ -27,11 +26,6 @@ class Layout(NamedTuple):
 
 
 BEIR = Layout("BEIR", beir.finds, beir.read)
-COSQA = Layout("CoSQA", cosqa.finds, cosqa.read)
-COSQA_PLUS = Layout("CoSQA+", cosqa.finds_plus, cosqa.read_plus)
-ANNOTATIONS, RELEVANCE = (
-    Layout(kind, partial(judged.finds, kind), partial(judged.read, kind)) for kind in judged.KINDS
-)
+JUDGED = Layout(judged.NAME, judged.finds, judged.read)  # queries that are judged against a corpus of rows
 TABLES = Layout("rows", tables.finds, tables.read)
-LAYOUTS = (BEIR, COSQA, COSQA_PLUS, ANNOTATIONS, RELEVANCE, TABLES)
-JUDGED = {*judged.KINDS}  # queries that are judged against a corpus of rows
+LAYOUTS = (BEIR, JUDGED, TABLES)

@@ -6,12 +6,12 @@ import csv
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from datasets import Dataset
 
 from soft_trainer.data.column_names import OWN_ID
 from soft_trainer.data.folders import SPLIT_NAMES, SPLITS, Files
-from soft_trainer.data.layouts.graded import split_of_grades
 from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
@@ -126,3 +126,29 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
         print_on_main(f"{path}: ignored {len(absent):,} judged ids that have no text, such as {next(iter(absent))}")
     pairs = pd.DataFrame(grades.keys(), columns=["query", "code"])
     return pairs.assign(grade=list(grades.values()))
+
+
+def split_of_grades(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, path: Path, judged_codes: bool) -> Split:
+    """Makes a split from graded pairs of row indices. Skips queries without a relevant function (a grade above 0).
+
+    Args:
+        grades: a table with the columns `query` and `code`, both row indices, and `grade`.
+        path: the file that the grades come from, for messages.
+        judged_codes: whether the corpus keeps only functions that occur in `grades`.
+
+    Raises:
+        UserError: no query has a relevant function.
+    """
+    answered = np.unique(grades["query"][grades["grade"] > 0])
+    if not len(answered):
+        raise UserError(f"{path}: no query has a relevant function (a score above 0)")
+    asked = grades["query"].nunique()
+    if len(answered) < asked:
+        print_on_main(f"{path}: {asked - len(answered):,} of {asked:,} queries have no relevant function")
+    codes = np.arange(len(corpus))
+    if judged_codes:
+        codes = np.unique(grades["code"])
+        corpus = corpus.select(codes)
+    kept = grades[grades["query"].isin(answered)]
+    locations = [np.searchsorted(answered, kept["query"]), np.searchsorted(codes, kept["code"])]
+    return Split.from_grades(queries.select(answered), corpus, np.stack(locations, axis=1), kept["grade"])

@@ -19,7 +19,7 @@ from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.data.column_names import NEGATIVE, POSITIVES, is_list_text
 from soft_trainer.data.folders import (
     ACCEPTED,
-    OTHER_FILES,
+    JUDGMENTS,
     SPLIT_NAMES,
     SPLITS,
     Files,
@@ -73,7 +73,7 @@ def read(files: Files, context: Context) -> dict[str, Split]:
         UserError: the rows cannot be read, or `splits_of_tables` fails.
     """
     tables, paths, named = read_tables(files)
-    if "train" not in context.needed and {*tables} <= {"train", "codebase"} and {*OTHER_FILES} & {*files.paths}:
+    if "train" not in context.needed and {*tables} <= {"train", "codebase"} and JUDGMENTS in files.paths:
         return {}  # the folder's judged queries are measured
     return splits_of_tables(tables, str(files.source), context, paths, named)
 

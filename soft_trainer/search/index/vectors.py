@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.encoders.onnx import has_onnxruntime, lighter
+from soft_trainer.encoders.onnx import has_onnxruntime
 from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.index.store import Segments, get_meta, set_meta, transaction
@@ -32,7 +32,6 @@ FIRST_TEXTS = 16
 COMMIT_TEXTS = 512
 COMMIT_SECONDS = 5.0
 SPARE_ROWS = 16  # unused rows that a file may have in any case
-SAMPLE = 64  # the number of chunks on which `lightest` compares weights
 ROWS_AT_ONCE = 1 << 14  # rows to convert to float64 at once, so that they stay in a processor's cache
 
 
@@ -120,16 +119,6 @@ def unencoded(database: sqlite3.Connection) -> int:
     return int((rows_of(database, Segments(database).digests) < 0).sum())
 
 
-def lightest(database: sqlite3.Connection, encoder: TextEncoder) -> TextEncoder:
-    """Returns the int8 version of an ONNX encoder if its embeddings are close to float32, otherwise the encoder."""
-    texts = _sample(database)
-    if encoder.runtime != "onnx" or not texts:
-        return encoder
-    chosen, why = lighter(encoder, texts)
-    print_on_main(f"weights: {why}")
-    return chosen
-
-
 def start_encoding(database: sqlite3.Connection, name: str, truncate_dim: int | None, encoder: TextEncoder) -> None:
     """Records which encoder computes the embeddings, and deletes embeddings that came from a different encoder.
 
@@ -155,16 +144,6 @@ def start_encoding(database: sqlite3.Connection, name: str, truncate_dim: int | 
     with transaction(database):
         database.execute("DELETE FROM vectors")
         set_meta(database, "vectors", kept)
-
-
-def _sample(database: sqlite3.Connection) -> list[str]:
-    """Returns the texts of up to `SAMPLE` chunks from all over the index."""
-    (files,) = database.execute("SELECT count(*) FROM files").fetchone()
-    rows = database.execute("SELECT path, chunks, text FROM files JOIN contents ON file = id")
-    texts = []
-    for row in islice(rows, 0, None, max(1, files // SAMPLE)):
-        texts += islice(_embedded_texts(*row), 1 + SAMPLE // files)
-    return [text.decode(errors="replace") for text in texts[:SAMPLE]]
 
 
 def _embedded_texts(path: str, spans: str, text: bytes) -> Iterator[bytes]:

@@ -52,7 +52,7 @@ def test_the_judgments_of_each_file_are_a_split(folder, capsys):
         "c3",
     ]
     assert test.judgments.relevant.toarray().tolist() == [[1, 0, 0, 0], [1, 0, 2, 0]]
-    assert test.judgments.gain == "linear"
+    assert test.judgments.graded
     assert "1 of 3 queries have no relevant function" in capsys.readouterr().err
     train = splits["train"]
     assert train.corpus["url"][:] == ["c1", "c3"] and train.corpus["code_tokens"][0] == "f return x + 1".split()

@@ -86,16 +86,6 @@ def beir(splits: dict) -> dict:
     return files
 
 
-def cosqa(splits: dict) -> dict:
-    codes = {row.get("code", f"y{row['id']}"): int(row["id"]) for rows in splits.values() for row in rows}
-    files = {"code_idx_map.txt": json.dumps(codes)}
-    for split, rows in splits.items():
-        name = split.replace("valid", "dev")
-        queries = [{"doc": row["query"], "retrieval_idx": int(row["id"])} for row in rows]
-        files[f"cosqa-retrieval-{name}-{len(rows)}.json"] = json.dumps(queries)
-    return files
-
-
 def annotations(splits: dict) -> dict:
     rows = splits["test"]
     judged = [{"query": row["query"], "url": row["id"], "relevance": 1} for row in rows]
@@ -109,7 +99,6 @@ FILES = {
     "parquet": parquet,
     "codesearchnet": codesearchnet,
     "beir": beir,
-    "cosqa": cosqa,
     "annotations": annotations,
 }
 LAYOUTS = (*FILES, "saved", "frame", "hub")
@@ -170,13 +159,6 @@ EXPECTED = {
         "corpus.jsonl, row 30: the text is blank",
         "corpus.jsonl, row 31: repeats the _id '29'",
         "corpus.jsonl, row 26: expected BEIR's columns _id and text, both strings",
-    ),
-    "cosqa": (
-        "cosqa-retrieval-test-0.json: no rows",
-        ALL,  # codes are keys in this layout, so no column can be missing
-        "code_idx_map.txt: code 29 is blank",
-        TWICE,
-        ALL,  # a key is always a string
     ),
     "annotations": (
         "codebase.jsonl: cannot be read: it has no rows",
@@ -266,7 +248,7 @@ def test_a_folder_is_the_same_in_python_in_the_shell_and_as_an_evaluation_set(re
     assert of_shell["test"].fingerprint() == splits["test"].fingerprint()
     sets = load_evaluation_sets(DataArguments(data_dir=str(tmp_path), eval_data_dir=str(tmp_path)), EncoderProfile())
     expected = {tmp_path.name: "test"}
-    if layout in ("beir", "cosqa"):  # both of their sets are judged
+    if layout == "beir":  # both of its sets are judged
         expected = {f"{tmp_path.name}-dev": "valid", f"{tmp_path.name}-test": "test"}
     assert {name: splits[split].fingerprint() for name, split in expected.items()} == {
         name: split.fingerprint() for name, split in sets.items()
@@ -286,7 +268,7 @@ def test_rows_and_judged_queries_of_one_folder_are_all_read(tmp_path):
     for name in ("train.jsonl", "test.jsonl"):
         (tmp_path / name).unlink()
     judged = load_rows(tmp_path)["test"]
-    assert sets[f"{tmp_path.name}-relevance"].fingerprint() == judged.fingerprint() and judged.judgments.gain
+    assert sets[f"{tmp_path.name}-relevance"].fingerprint() == judged.fingerprint() and judged.judgments.graded
 
 
 @pytest.mark.parametrize("layout", EXPECTED)
@@ -319,7 +301,7 @@ def test_a_case_of_a_data_frame_is_refused_in_one_line(read, case, words):
         read("frame", {"train": change(whole)})
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "cosqa"])  # CoSQA's language is always Python
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_several_languages_say_theirs(read, layout):
     splits = good_rows()
     spoken = {"go": 3, "java": 2}

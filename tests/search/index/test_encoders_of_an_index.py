@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from soft_trainer.encoders import onnx, text_encoder
+from soft_trainer.encoders import text_encoder
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.text_encoder import open_encoder
 from soft_trainer.search import CodeIndex
@@ -50,7 +50,7 @@ def test_new_weights_are_another_encoder(tree, folder, model, tokenizer, profile
 def test_embeddings_and_the_fingerprint_are_those_of_torch(folder):
     exported, own = open_encoder(folder), open_encoder(folder, light=False)
     assert (exported.runtime, own.runtime) == ("onnx", "torch")
-    assert exported.fingerprint == own.fingerprint != open_encoder(folder, int8=True).fingerprint
+    assert exported.fingerprint == own.fingerprint
     texts = ["parse a date", "def f(x): return x", "a " * 300, "a <mask> between </s> others <S>"]
     for side in ("query", "code"):
         np.testing.assert_allclose(exported.encode(texts, side), own.encode(texts, side), atol=1e-4)
@@ -59,17 +59,6 @@ def test_embeddings_and_the_fingerprint_are_those_of_torch(folder):
 def runtime_of(index):
     with index.snapshot() as snapshot:
         return snapshot.state["runtime"]
-
-
-@pytest.mark.parametrize("least, runtime", [(-1.0, "int8"), (1.1, "onnx")])
-def test_int8_earns_its_place_and_the_index_keeps_the_choice(tree, folder, monkeypatch, least, runtime):
-    monkeypatch.setattr(onnx, "LEAST_COSINE", least)
-    index = CodeIndex.build(tree, model=folder)
-    assert runtime_of(index) == runtime
-    (tree / "new.py").write_text("def brand_new(): pass\n")
-    monkeypatch.setattr(onnx, "LEAST_COSINE", -least)
-    again = CodeIndex.build(tree)
-    assert runtime_of(again) == runtime and again.search("parse a date") and not again.notices
 
 
 def test_without_the_extra_torch_runs_the_encoder_and_an_index_keeps_it(tree, folder, monkeypatch):
@@ -82,7 +71,6 @@ def test_without_the_extra_torch_runs_the_encoder_and_an_index_keeps_it(tree, fo
 
 
 def test_an_index_by_onnx_is_searched_by_torch_where_onnx_is_missing(tree, folder, monkeypatch):
-    monkeypatch.setattr(onnx, "LEAST_COSINE", 1.1)
     index = CodeIndex.build(tree, model=folder)
     found = [result.path for result in index.search("parse a date")]
     monkeypatch.setattr(text_encoder, "has_onnxruntime", lambda: False)
