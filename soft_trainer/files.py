@@ -24,8 +24,7 @@ from soft_trainer.errors import UserError
 
 RECORD = "run.json"
 DEPENDS_ON = "depends on"  # the key of the run fingerprint in a run's record and in a checkpoint's marker
-LISTED = "files"  # the key of the list of the run's files in its record
-RECORD_FORMAT = 3  # of `run.json`; earlier formats contain local paths
+RECORD_FORMAT = 4  # of `run.json`; earlier formats contain local paths or lack results
 NUMBERS = "all_results.json"
 TRAINING_PICTURE = "training.png"  # loss and MRR by step, which the card shows
 PROFILE_FILE = "soft_trainer.json"
@@ -49,9 +48,9 @@ PUSHED_ROWS = "pushed_rows"
 UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
 CARD = "README.md"
 PREVIOUS_CARD = f"{CARD}.previous"  # a card that the user had edited before another run replaced it
+WRITTEN = "<!-- Written by soft_trainer."  # the start of the last line of a card, which the templates have
 RANKS = "ranks-*.parquet"
 CHECKPOINTS = "checkpoint-*"
-ROLLING = "rolling"  # the subfolder for the checkpoint that a run saves by time, or because of a signal
 SETTINGS_FILE = "config_sentence_transformers.json"
 SENTENCE_TRANSFORMERS_FILES = (
     *("modules.json", "sentence_bert_config.json", SETTINGS_FILE),
@@ -116,19 +115,18 @@ def write_json(path: str | Path, value) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-def write_results(folder: str | Path, make_record: Callable[[], Mapping], **parts: Mapping[str, float]) -> None:
+def write_results(folder: str | Path, record: Mapping, **parts: Mapping[str, float]) -> None:
     """Writes a run's metrics and its record to a folder, with the same file names as the `transformers` examples.
 
     `PART_results.json` has the metrics of one part, such as `train` or `eval`, and `all_results.json` has the metrics
-    of all parts. The record, `run.json`, is written last and lists the run's files, so a folder with this list is
-    complete.
+    of all parts. The record, `run.json`, is written last.
     """
     folder = Path(folder)
     for part, numbers in parts.items():
         if numbers:
             write_json(folder / f"{part}_results.json", dict(numbers))
     write_json(folder / NUMBERS, {name: number for numbers in parts.values() for name, number in numbers.items()})
-    write_json(folder / RECORD, make_record())
+    write_json(folder / RECORD, dict(record))
 
 
 def files_matching(folder: str | Path, patterns: Iterable[str]) -> list[str]:
@@ -140,12 +138,6 @@ def files_matching(folder: str | Path, patterns: Iterable[str]) -> list[str]:
             if path.is_file():
                 found.add(path.relative_to(folder).as_posix())
     return sorted(found)
-
-
-def checkpoints_in(folder: str | Path) -> list[Path]:
-    """Returns the folders of all checkpoints in an output folder, complete or not."""
-    folder = Path(folder)
-    return [*folder.glob(CHECKPOINTS), *(folder / ROLLING).glob(CHECKPOINTS)]
 
 
 def check_free(folder: str | Path, patterns: Iterable[str]) -> None:
@@ -161,15 +153,6 @@ def check_free(folder: str | Path, patterns: Iterable[str]) -> None:
             f"output_dir={folder}: has {', '.join(held[:4])}{more}, which would be overwritten; set another "
             "--output_dir, or --overwrite true"
         )
-
-
-def listed_files(folder: str | Path) -> dict[str, str] | None:
-    """Returns the files that a folder's `run.json` lists, as a dict from path to hash, or None if there is no list."""
-    path = Path(folder) / RECORD
-    listed = None
-    if path.is_file():
-        listed = read_json(path).get(LISTED)
-    return listed if isinstance(listed, dict) else None
 
 
 def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:

@@ -23,14 +23,10 @@ import xxhash
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
-    LISTED,
     PROFILE_FILE,
-    RECORD,
     TOKENIZER_FILES,
-    TRAINING_FILES,
     WEIGHT_FILES,
     files_matching,
-    listed_files,
     read_json,
     uncompressed_name,
     write_json,
@@ -268,23 +264,6 @@ def model_code(folder: Path) -> set[str]:
                 modules = code, *map(Path, get_relative_import_files(code))
                 names.update(each.relative_to(folder).as_posix() for each in modules)
     return names
-
-
-def written_files(folder: Path) -> dict[str, str]:
-    """Returns the files that training writes to a folder as `{path: hash}`, for the list in `run.json`."""
-    names = {*files_matching(folder, TRAINING_FILES), *model_code(folder)} - {RECORD}
-    return {name: file_fingerprint(folder / name) for name in sorted(names)}
-
-
-def list_files(folder: str | os.PathLike, paths: Sequence[Path]) -> None:
-    """Adds files with their hashes to the list in a folder's `run.json`, if there is one. Removes missing files."""
-    folder = Path(folder)
-    if listed_files(folder) is None:
-        return
-    record = read_json(folder / RECORD)
-    listed = record[LISTED] | {path.relative_to(folder).as_posix(): file_fingerprint(path) for path in paths}
-    record[LISTED] = {name: known for name, known in listed.items() if (folder / name).is_file()}
-    write_json(folder / RECORD, record)
 
 
 def kept_files(record: Path, made_from: str) -> list[Path] | None:

@@ -28,14 +28,13 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import (
     ADAPTER_CONFIG,
     DEPENDS_ON,
-    LISTED,
     RECORD,
     RECORD_FORMAT,
     UNMERGED,
     read_json,
     write_json,
 )
-from soft_trainer.fingerprints import environment, written_files
+from soft_trainer.fingerprints import environment
 from soft_trainer.hub_files import public_name, published_name, saved_adapter
 from soft_trainer.model_card import license_of, write_model_card
 from soft_trainer.terminal import print_on_main
@@ -125,7 +124,7 @@ def merge_encoders(
         set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
     export_encoder(merged, tokenizer, profile, folder)
     write_model_card(folder, record)
-    write_json(folder / RECORD, record | {LISTED: written_files(folder)})
+    write_json(folder / RECORD, record)
     return folder
 
 

@@ -30,12 +30,12 @@ from soft_trainer.files import (
     RECORD_FORMAT,
     ROW_FILES,
     TRAINING_PICTURE,
+    WRITTEN,
     files_matching,
-    listed_files,
     read_json,
     write_text,
 )
-from soft_trainer.fingerprints import file_fingerprint, list_files, model_code
+from soft_trainer.fingerprints import model_code
 from soft_trainer.hub_files import public_name, published_name
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,6 @@ WEIGHTS = {"model.safetensors", "model.safetensors.index.json", ADAPTER_WEIGHTS}
 # The files that name another encoder, maybe by a local path, with the key of the name.
 _NAMING_ENCODERS = {PROFILE_FILE: "teacher"}
 _NAMING_ENCODERS |= dict.fromkeys((ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"), "base_model_name_or_path")
-WRITTEN = "<!-- Written by soft_trainer."  # the start of the last line of a card, which the templates have
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 
 
@@ -146,10 +145,7 @@ class Repository:
             url = self.upload(staged, folder, message)
             card = Path(staged) / CARD
             if self.repo_type == "model" and not self.path_in_repo and card.is_file():
-                edited = (listed_files(folder) or {}).get(CARD) != file_fingerprint(folder / CARD)
                 write_text(folder / CARD, card.read_text(encoding="utf-8"))
-                if not edited:  # an edited card keeps its old hash, so that another run does not overwrite it
-                    list_files(folder, [folder / CARD])
         return url
 
     def stage(self, folder: Path, inside: str | Path) -> tempfile.TemporaryDirectory:
@@ -271,26 +267,11 @@ class Repository:
 
 
 def _paths(folder: Path, repo_type: str) -> list[Path]:
-    """Returns the files to push. From an encoder's folder, these are files that `run.json` lists, if it has a list.
-
-    Warns about other files, and about files other than the card that have changed since the run.
-    """
+    """Returns the files to push. From an encoder's folder, these are the files that a run writes."""
     if repo_type != "model":
         files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         return [folder / name for name in filter_repo_objects(files, ignore_patterns=[*NEVER_PUSHED])]
     names = {*files_matching(folder, PUSHED_FILES), *model_code(folder)}
-    listed = listed_files(folder)
-    if listed is not None:
-        if others := sorted(names - listed.keys() - {RECORD}):
-            logger.warning("%s: not pushed, because run.json does not list them: %s", folder, ", ".join(others))
-            names.difference_update(others)
-        changed = []
-        for name in sorted(names - {RECORD, CARD}):
-            if listed[name] != file_fingerprint(folder / name):
-                changed.append(name)
-        if changed:
-            what = "changed since the run, so the results may belong to another encoder"
-            logger.warning("%s: %s (%s)", folder, what, ", ".join(changed))
     if names and WEIGHTS.isdisjoint(names):
         raise UserError(f"{folder}: no weights to push (model.safetensors or adapter_model.safetensors)")
     if RECORD in names and read_json(folder / RECORD).get("format") != RECORD_FORMAT:

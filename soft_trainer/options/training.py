@@ -17,24 +17,22 @@ from soft_trainer.options.fields import PARTS, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.references import name_functions
 
-# The options of `transformers` that do not affect results, or not always. All others count in a run fingerprint. The
-# package's options declare whether they affect results (`results`).
-# These affect results only if metrics choose the checkpoint or the learning rate.
-AFFECT_CHOICES = """
-    eval_delay eval_on_start eval_steps eval_strategy greater_is_better metric_for_best_model save_steps save_strategy
-""".split()
+# The options of `transformers` that do not affect results, except through metrics that choose the checkpoint or the
+# learning rate. All others count in a run fingerprint. The package's options declare whether they affect results
+# (`results`).
 AFFECT_NOTHING = """
     accelerator_config activation_checkpointing activation_checkpointing_kwargs batch_eval_metrics
     dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
     dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
-    ddp_static_graph ddp_timeout debug enable_jit_checkpoint eval_accumulation_steps eval_do_concat_batches
-    eval_use_gather_object gradient_checkpointing gradient_checkpointing_kwargs hub_always_push hub_model_id
-    hub_private_repo hub_revision hub_strategy hub_token include_for_metrics include_num_input_tokens_seen
-    label_names length_column_name local_rank log_level log_level_replica log_on_each_node logging_first_step
-    logging_nan_inf_filter logging_steps logging_strategy prediction_loss_only project remove_unused_columns report_to
+    ddp_static_graph ddp_timeout debug enable_jit_checkpoint eval_accumulation_steps eval_delay eval_do_concat_batches
+    eval_on_start eval_steps eval_strategy eval_use_gather_object gradient_checkpointing gradient_checkpointing_kwargs
+    greater_is_better hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
+    ignore_data_skip include_for_metrics include_num_input_tokens_seen label_names length_column_name local_rank
+    log_level log_level_replica log_on_each_node logging_first_step logging_nan_inf_filter logging_steps
+    logging_strategy metric_for_best_model prediction_loss_only project remove_unused_columns report_to
     restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node save_only_model
-    save_total_limit skip_memory_metrics torch_empty_cache_steps trackio_bucket_id trackio_space_id
-    trackio_static_space_id use_cache
+    save_steps save_strategy save_total_limit skip_memory_metrics torch_empty_cache_steps trackio_bucket_id
+    trackio_space_id trackio_static_space_id use_cache
 """.split()
 
 OTHER_DEFAULT = re.compile(r"(?:Will default|Defaults?) to [^.]*\.")  # a sentence in a help text of `transformers`

@@ -5,13 +5,11 @@ The mapping has these keys:
     NAME                an option that affects results and differs from its default; rows, an encoder and a
                         configuration file are replaced with a hash of their content
     processes, precision, versions, format
-    the ...             what was loaded: rows, tokenizer, encoder, criterion, estimator
+    the ...             what a trainer in Python was given: rows, tokenizer, encoder, criterion, estimator
 
-A user's own loss, weighting, estimator, collator and metrics are compared by name: `module:name` (see `own_names`).
-
-Checkpoints and `run.json` store the mapping. `changes` compares two mappings. MAY_CHANGE has the keys that a run in
-its folder ignores, MAY_CHANGE_ON_RESUME those that a resumed run ignores. Caches depend on fewer inputs, so they
-compare hashes from `fingerprints.py` instead.
+A user's own loss, weighting, estimator and collator are compared by name. Checkpoints and `run.json` store the
+mapping, and `changes` compares two mappings. Caches depend on fewer inputs, so they compare hashes from
+`fingerprints.py` instead.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -28,67 +25,46 @@ from transformers import TrainingArguments
 
 from soft_trainer.criterion import Criterion
 from soft_trainer.data.split import Split
-from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.fingerprints import (
     HASH,
     UNREAD_PROFILE,
-    adapter_configuration,
     encoder_files_fingerprint,
     environment,
     file_fingerprint,
     fingerprint,
-    model_fingerprint,
     plain_settings,
     source_fingerprint,
     tokenizer_fingerprint,
 )
 from soft_trainer.hub_files import public_name, saved_adapter
-from soft_trainer.loss_options import LossOptions
 from soft_trainer.option_spec import Reference, option_specs, references
-from soft_trainer.options.fields import DataArguments, EstimatorOptions
-from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import OF_A_RUN
-from soft_trainer.options.resolve import FALLING
-from soft_trainer.options.training import AFFECT_CHOICES, AFFECT_NOTHING, SoftInfoNCETrainingArguments
+from soft_trainer.options.training import AFFECT_NOTHING, SoftInfoNCETrainingArguments
 from soft_trainer.packaged import located
 
-FORMAT = 6  # increases when checkpoints or the way batches are drawn become incompatible
-OWN_NAME = re.compile(r"[\w.]+:[\w.<>]+")  # a user's function or class, as `module:name`
-
-# ---- The keys that may differ ----
-
+FORMAT = 7  # increases when checkpoints or the way batches are drawn become incompatible
 TRAINING_ROWS = "the training rows"
 MEASURED_ROWS = "the rows to measure"
 STARTING_WEIGHTS = "the weights before training"
-PASSES = "the forward passes"
 LENGTHS = ("max_steps", "num_train_epochs")  # the first one counts if it is positive
-MAY_CHANGE = frozenset((PASSES,))  # of a run in its folder: a finished run stays finished on another device
-# A resumed run gets its weights from the checkpoint, and compares what options produced: the rows, the encoder, the
-# criterion and the estimator.
-MAY_CHANGE_ON_RESUME = frozenset(
-    ("do_train", "do_eval", "do_predict", "ignore_data_skip", MEASURED_ROWS, STARTING_WEIGHTS)
-).union(*map(option_specs, (ModelArguments, DataArguments, EstimatorOptions, LossOptions)))
 
 
-def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]:
+def changes(then: Mapping, now: Mapping) -> list[str]:
     """Lists the differences between two run fingerprints, such as "seed was 42, is now 7".
 
-    A run may become longer. A missing option counts as its default value. Options in AFFECT_CHOICES and all other
-    keys, except the format, are compared only if both fingerprints have them. Versions of libraries are never
-    compared.
+    A run may become longer. A missing option counts as its default value. All other keys, except the format, are
+    compared only if both fingerprints have them. Versions of libraries are never compared.
 
     Args:
         then: a fingerprint from a checkpoint or record.
         now: the current run's fingerprint.
-        may_change: the keys to ignore.
     """
     length, shorter = change_of_length(then, now)
     lines = [length] if shorter else []
-    defaults = _defaults()
-    for name in [*now, *(name for name in then if name not in now)]:
-        known = name in defaults or name == "format" or (name in then and name in now)
-        if name in (*may_change, *LENGTHS, "versions") or not known:
+    defaults = _defaults() | {"format": None}
+    for name in sorted({*then, *now} - {*LENGTHS, "versions"}):
+        if not (name in defaults or (name in then and name in now)):
             continue
         before = then.get(name, defaults.get(name))
         after = now.get(name, defaults.get(name))
@@ -117,12 +93,11 @@ def change_of_length(then: Mapping, now: Mapping) -> tuple[str | None, bool]:
 # ---- The fingerprint ----
 
 
-def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]:
+def run_fingerprint(*options) -> dict[str, object]:
     """Returns the part of the run fingerprint that is known before anything is loaded.
 
     Args:
         options: the dataclass instances with the options. One of them has the training arguments.
-        metrics_choose: True if evaluation metrics select the final weights, stop training or change the learning rate.
     """
     values = option_values(*options)
     (args,) = (part for part in options if isinstance(part, TrainingArguments))
@@ -134,11 +109,7 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
     }
     defaults = _defaults()
     for name, value in plain_settings(values).items():
-        if name in AFFECT_CHOICES:
-            counts = metrics_choose
-        else:
-            counts = affects_results(name) and _or_none(value) != defaults.get(name)
-        if counts:
+        if affects_results(name) and _or_none(value) != defaults.get(name):
             found[name] = value
     languages = str(values.get("language") or "").split(",")
     for reference in references(OF_A_RUN, {name: value for name, value in values.items() if name in found}):
@@ -149,18 +120,13 @@ def run_fingerprint(*options, metrics_choose: bool = False) -> dict[str, object]
     return plain_settings(found)
 
 
-def choose_by_metrics(args: TrainingArguments) -> bool:
-    """Returns True if options let evaluation metrics select the final weights or change the learning rate."""
-    return args.load_best_model_at_end or args.lr_scheduler_type in FALLING
-
-
 @functools.cache
 def affects_results(name: str) -> bool:
     """Returns True if an option affects results, or is unknown because it comes from another version."""
     for kind in OF_A_RUN:
         if name in option_specs(kind):
             return option_specs(kind)[name].results
-    return name not in (*AFFECT_CHOICES, *AFFECT_NOTHING)
+    return name not in AFFECT_NOTHING
 
 
 @functools.cache
@@ -234,37 +200,20 @@ def splits_hash(splits: Split | Mapping[str, Split] | None) -> str | None:
 
 
 def loaded_fingerprint(
-    model: torch.nn.Module,
-    tokenizer,
-    profile: EncoderProfile,
-    criterion: Criterion,
-    weights_before: Mapping | None = None,
-    **objects,
+    model: torch.nn.Module, tokenizer, profile: EncoderProfile, criterion: Criterion, **objects
 ) -> dict[str, object]:
     """Returns the part of the run fingerprint that describes an encoder, a criterion, an estimator and so on.
 
     Args:
-        weights_before: the weights to merge with after training, or None.
         objects: an estimator, a collator and so on, keyed by what they are called in the result.
     """
-    # Weights that are trained come from the checkpoint.
-    frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
-    found = {
-        "the tokenizer": tokenizer_fingerprint(tokenizer),
-        "the encoder's type": str(model.dtype),
-        "the encoder's configuration or frozen weights": model_fingerprint(model, frozen),
-        "the adapter": None,
-    }
-    if has_adapter(model):
-        found["the adapter"] = fingerprint(adapter_configuration(model.peft_config[active_adapter(model)]))
-    if weights_before:
-        found["the weights to merge with"] = model_fingerprint(model, weights_before)
+    found = {"the tokenizer": tokenizer_fingerprint(tokenizer), "the encoder's type": str(model.dtype)}
     for owner, values in (("encoder", profile), ("criterion", criterion)):
         for name, value in dataclasses.asdict(values).items():
             if name not in UNREAD_PROFILE:
                 found[f"the {owner}'s {name}"] = value
     for kind, each in objects.items():
-        found |= _object(f"the {kind.replace('_', ' ')}", each)
+        found |= _object(f"the {kind}", each)
     return found
 
 
@@ -276,17 +225,10 @@ def _object(kind: str, owner) -> dict[str, object]:
     if owner is None:
         return {kind: None}
     named = owner if hasattr(owner, "__qualname__") else type(owner)
-    if not named.__module__.startswith(("soft_trainer.", "transformers.")):  # these libraries' versions are compared
-        return {kind: f"{named.__module__}:{named.__qualname__}"}
-    found = {kind: named.__qualname__}
-    for name in inspect.signature(named).parameters:
-        value = getattr(owner, name, None)
-        if name not in _UNREAD_ESTIMATOR and isinstance(value, int | float | str | None):
-            found[f"{kind}'s {name}"] = value
+    found = {kind: f"{named.__module__}:{named.__qualname__}"}
+    if named.__module__.startswith("soft_trainer."):
+        for name in inspect.signature(named).parameters:
+            value = getattr(owner, name, None)
+            if name not in _UNREAD_ESTIMATOR and isinstance(value, int | float | str | None):
+                found[f"{kind}'s {name}"] = value
     return found
-
-
-def own_names(found: Mapping[str, object]) -> list[str]:
-    """Returns the names of the user's own functions and classes in a run fingerprint, each as `module:name`."""
-    values = [value for name, value in found.items() if name.startswith("the ")]
-    return [value for value in dict.fromkeys(map(str, values)) if OWN_NAME.fullmatch(value)]

@@ -86,71 +86,65 @@ def explaining_out_of_memory(args, chunk_size: int | None, queries: int, codes: 
 
 
 class Stopping(TrainerCallback):
-    """A callback that decides when training needs a checkpoint in addition to `save_strategy`.
+    """A callback that asks for a checkpoint in addition to `save_strategy`.
 
-    It is due after Ctrl-C and SIGTERM, which also stop training, and in a run from the command line by time, so that a
-    process that is killed loses minutes. All processes decide the same at the same step. A second Ctrl-C acts at once.
+    It does so after Ctrl-C and SIGTERM, which also stop training, and in a run from the command line by time, so that
+    a process that is killed loses minutes. All processes decide the same at the same step. A second Ctrl-C acts at
+    once.
 
     Attributes:
         signal: the signal that stops training, or 0 as long as no process has received one.
-        saved_step: the step of the last checkpoint of this training.
     """
 
     PERIOD = 10  # several processes tell each other about a signal or the time only every ten steps
 
     def __init__(self):
         self.signal = 0
-        self.saved_step: int | None = None
         self._received = 0  # by this process
         self._interrupted_at = 0.0
         self._before: dict[int, object] = {}  # the previous handlers
-        self._clock = time.monotonic()
-        self._asked: int | None = None  # the last step of an epoch for which `due` was called
+        self._saved_at = time.monotonic()
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Starts the clock, and installs the signal handlers if training runs in the main thread."""
-        self._clock = time.monotonic()
-        self._asked = None
-        # `auto_find_batch_size` may start training several times. Only the first call stores the previous handlers.
-        if threading.current_thread() is not threading.main_thread() or self._before:
-            return
+        self._saved_at = time.monotonic()
         self._process = os.getpid()
-        self._handle(signal.SIGTERM)
-        # A shell starts background jobs with SIGINT ignored. A trial of a hyperparameter search cannot be resumed.
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN and not state.is_hyper_param_search:
-            self._handle(signal.SIGINT)
+        # `auto_find_batch_size` may start training several times. Only the first call stores the previous handlers. A
+        # trial of a hyperparameter search cannot be resumed.
+        in_main = threading.current_thread() is threading.main_thread()
+        if not in_main or self._before or state.is_hyper_param_search:
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell starts background jobs with SIGINT ignored
+                self._before[number] = signal.signal(number, self._on_signal)
 
     def on_save(self, args, state, control, **kwargs):
-        """Notes that `save_strategy` has saved a checkpoint."""
-        self.saved(state.global_step)
+        """Starts the clock again after each checkpoint."""
+        self._saved_at = time.monotonic()
 
-    def saved(self, step: int) -> None:
-        """Notes that a checkpoint of a step was saved, and starts the clock again."""
-        self.saved_step = step
-        self._clock = time.monotonic()
-
-    def due(self, args, state, control) -> bool:
-        """Returns True if a checkpoint must be saved now, and sets `signal`. Every process calls this method.
-
-        `Trainer` asks twice after a step that ends its epoch. It is saved the second time, so that the epoch's
-        evaluation is not lost.
-        """
-        last = control.should_training_stop or control.should_epoch_stop or state.epoch.is_integer()
-        if last and self._asked != state.global_step:
-            self._asked = state.global_step
-            return False
-        if args.world_size > 1 and not last and state.global_step % self.PERIOD:
-            return False
+    def on_step_end(self, args, state, control, **kwargs):
+        """Asks for a checkpoint if a process has received a signal, which also stops training, or if it is time."""
+        if args.world_size > 1 and state.global_step % self.PERIOD:
+            return
         asked = distributed.largest(self._received or int(self._late(args)))
+        if asked:
+            control.should_save = True
         if asked > 1:
             self.signal = asked
-        return bool(asked) and self.saved_step != state.global_step
+            control.should_training_stop = True
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        """After a stop within an epoch, prevents what a run that was not interrupted would not do there."""
+        if self.signal and not state.epoch.is_integer():
+            control.should_log = False
+            control.should_evaluate = False
+            control.should_save = False
 
     def _late(self, args) -> bool:
         """Returns True if a run from the command line has not saved a checkpoint for ROLLING_SECONDS."""
         if not getattr(args, "from_command_line", False) or args.save_only_model or args.save_strategy == "no":
             return False
-        return time.monotonic() - self._clock >= ROLLING_SECONDS
+        return time.monotonic() - self._saved_at >= ROLLING_SECONDS
 
     def agree(self) -> bool:
         """Returns True if any process has received a signal. From now on, signals act at once."""
@@ -163,9 +157,6 @@ class Stopping(TrainerCallback):
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
         self._before = {}
-
-    def _handle(self, number: int) -> None:
-        self._before[number] = signal.signal(number, self._on_signal)
 
     def _on_signal(self, number, frame):
         if os.getpid() != self._process:  # a data worker inherits the handler but has nothing to save

@@ -31,7 +31,7 @@ class Training:
         step: the step of the checkpoint, or 0.
         stopped_early: True if early stopping ended training at the checkpoint.
         guard: raises an error if a loss is not finite.
-        stopping: handles signals, and decides when a rolling checkpoint is due.
+        stopping: handles signals, and asks for checkpoints by time.
         false_negatives: the number of known positives among the other functions of this process's batches so far.
         new_tokens: the number of this process's tokens since the last log.
         contexts: the context managers to leave when training ends.

@@ -18,15 +18,14 @@ from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.evaluation.results import save_ranks
-from soft_trainer.files import DEPENDS_ON, LISTED, RECORD_FORMAT, TRAINING_PICTURE, write_results
-from soft_trainer.fingerprints import environment, plain_settings, written_files
+from soft_trainer.files import DEPENDS_ON, RECORD_FORMAT, TRAINING_PICTURE, write_results
+from soft_trainer.fingerprints import environment, plain_settings
 from soft_trainer.hub_files import public_name
 from soft_trainer.model_card import license_of
 from soft_trainer.option_spec import changed_options, references
 from soft_trainer.options.defaults import estimator_name
 from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.run.fingerprint import affects_results, option_values
-from soft_trainer.run.folder import CONTINUED
 from soft_trainer.training.negatives import negatives_to_draw
 
 PLOTTED = {"loss": "training loss", "eval_mrr": "MRR on valid"}  # keys of the trainer's log, with titles of plots
@@ -168,8 +167,6 @@ def course_table(trainer) -> dict[str, object]:
     if seconds is not None and trainer.args.resume_from_checkpoint is None:
         course["train runtime, s"] = round(seconds, 1)
         course["seconds per step, with evaluations"] = round(seconds / max(state.global_step, 1), 4)
-    if lengths := trainer.run_fingerprint.get(CONTINUED):
-        course[CONTINUED] = "; ".join(lengths)
     return course
 
 
@@ -217,11 +214,11 @@ def evaluated_results(trainer, of_training: bool) -> dict[str, dict[str, dict]]:
 
 
 def write_run(run, record: Mapping, **parts: Mapping[str, float]) -> None:
-    """Writes the ranks and the metrics of a run, and then its record, which lists the run's files.
+    """Writes the ranks and the metrics of a run, and then its record.
 
     Args:
         run: the run's `Measurements`.
-        record: the record to write, without the list of files.
+        record: the record to write.
         parts: metrics in addition to the evaluation metrics, keyed by part, such as `train`.
     """
     folder = run.folder
@@ -239,7 +236,7 @@ def write_run(run, record: Mapping, **parts: Mapping[str, float]) -> None:
             save_ranks(path, run.measured[name], output, run.trainer.encoder, encoder)
             prefix = name if system == "trained" else f"{name}_{system}"
             metrics |= {f"{prefix}_{metric}": value for metric, value in output.metrics.items()}
-    write_results(folder.path, lambda: {**record, LISTED: written_files(folder.path)}, **parts, eval=metrics)
+    write_results(folder.path, record, **parts, eval=metrics)
 
 
 def draw_training(folder: Path, history: Sequence[Mapping]) -> Path | None:

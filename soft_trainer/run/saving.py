@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from transformers import Trainer
@@ -23,7 +20,6 @@ class SavingTrainer(Trainer):
     Attributes:
         encoder: the profile to save with the encoder.
         plan: the training plan. Its Matryoshka dimensions are saved in the profile.
-        run_fingerprint: everything that the results depend on (`run_fingerprint.py`), on the main process only.
         evaluations: for each evaluation, its step, whether it ran during training, and its metrics.
         folder: the output folder.
         report: the `Measurements` of the last training, if there are any.
@@ -35,19 +31,8 @@ class SavingTrainer(Trainer):
         profile = self.encoder.replace(matryoshka_dims=self.plan.dims)
         with reporting_disk_errors(folder):
             export_encoder(model, self.processing_class, profile, folder, state_dict, merge=merge)
-            args = getattr(self.args, "of_user", self.args)
-            write_text(Path(folder) / "training_args.json", json.dumps(args.to_dict(), indent=2, default=str) + "\n")
-
-    @contextlib.contextmanager
-    def changed_args(self, **changes) -> Iterator[None]:
-        """Changes arguments inside a `with` block, while `training_args.json` still gets the user's."""
-        args = self.args
-        self.args = copy.copy(args)
-        vars(self.args).update({"of_user": getattr(args, "of_user", args)} | changes)
-        try:
-            yield
-        finally:
-            self.args = args
+            text = json.dumps(self.args.to_dict(), indent=2, default=str) + "\n"
+            write_text(Path(folder) / "training_args.json", text)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the encoder with its tokenizer, profile and model card. Unlike `Trainer.save_model`, never pushes."""

@@ -8,8 +8,8 @@ records what comes out. `train` calls these methods in this order; `transformers
                                                fingerprint with the checkpoint's, prepares the rows
     set_initial_training_values                the number of epochs, none after an early stop
     training_step, log, evaluate
-    _maybe_log_save_evaluate                   saves a checkpoint after Ctrl-C, SIGTERM, or by time
-        _save_checkpoint                       saves a checkpoint and marks it complete (`run/folder.py`)
+    _save_checkpoint                           saves a checkpoint and marks it complete (`run/folder.py`), also
+                                               after Ctrl-C, SIGTERM, or by time (`run/interruption.py`)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statistics import fmean
 
 from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput, rotate_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from soft_trainer import distributed
 from soft_trainer.data.holdout import warn_of_overlap
@@ -31,26 +31,11 @@ from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
 from soft_trainer.encoders.loading import load_model
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator, InitialModelEstimator
-from soft_trainer.files import ADAPTER_WEIGHTS, ROLLING
+from soft_trainer.files import ADAPTER_WEIGHTS
+from soft_trainer.options.resolve import FALLING
 from soft_trainer.run import interruption, preflight
-from soft_trainer.run.fingerprint import (
-    MEASURED_ROWS,
-    PASSES,
-    TRAINING_ROWS,
-    choose_by_metrics,
-    loaded_fingerprint,
-    run_fingerprint,
-    splits_hash,
-)
-from soft_trainer.run.folder import (
-    UNFINISHED,
-    OutputFolder,
-    compared,
-    continued,
-    mark_complete,
-    remove_rolling,
-    saving_checkpoint,
-)
+from soft_trainer.run.fingerprint import MEASURED_ROWS, TRAINING_ROWS, loaded_fingerprint, run_fingerprint, splits_hash
+from soft_trainer.run.folder import OutputFolder, compared, mark_complete, saving_checkpoint
 from soft_trainer.run.measurements import Measurements
 from soft_trainer.run.merge_callback import MergeCallback
 from soft_trainer.run.ongoing import Training
@@ -82,7 +67,6 @@ class RunTrainer(PlannedTrainer):
         ongoing: what belongs to the current call of `train`.
         evaluations: for each evaluation, its step, whether it ran during training, and its metrics.
         report: the results of the last training, if `args.report` is set.
-        run_fingerprint: everything that the results depend on, on the main process only.
     """
 
     def __init__(self, setup: Setup, details: RunDetails, **kwargs):
@@ -100,20 +84,16 @@ class RunTrainer(PlannedTrainer):
         self.folder = OutputFolder(
             args.output_dir, split is not None, overwrite, getattr(args, "from_command_line", False)
         )
-        try:
-            super().__init__(
-                setup,
-                model=None if "model_init" in kwargs else model,
-                train_dataset=None if split is None else split.to_pairs(),
-                processing_class=tokenizer,
-                **kwargs,
-            )
-        finally:
-            self.folder.close()  # `Trainer` has created it
+        super().__init__(
+            setup,
+            model=None if "model_init" in kwargs else model,
+            train_dataset=None if split is None else split.to_pairs(),
+            processing_class=tokenizer,
+            **kwargs,
+        )
         self.ongoing = Training(self.train_dataset)
         self.evaluations: list[tuple[int, bool, dict]] = []
         self.report: Measurements | None = None
-        self.run_fingerprint = {}
         self._parameters: int | None = None  # counted once, because this takes 5 ms
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
@@ -173,7 +153,6 @@ class RunTrainer(PlannedTrainer):
         if checkpoint:
             print_on_main(f"Resuming from {checkpoint}")
         self.ongoing = Training(self.train_dataset, checkpoint)
-        self.ongoing.contexts.callback(setattr, self.args, "save_total_limit", self.args.save_total_limit)
         try:
             with self.ongoing.contexts:
                 output = super().train(checkpoint, trial, **kwargs)
@@ -181,8 +160,6 @@ class RunTrainer(PlannedTrainer):
                 self._publisher.finish()
             if received := self.ongoing.stopping.signal:
                 step = self.state.global_step
-                if self.ongoing.stopping.saved_step != step:  # the signal came after that step
-                    self.save_rolling_checkpoint()
                 remedy = interruption.how_to_continue(self.args, step)
                 if received == signal.SIGINT:
                     raise KeyboardInterrupt(f"interrupted at step {step}: {remedy}")
@@ -190,8 +167,6 @@ class RunTrainer(PlannedTrainer):
                 raise SystemExit(143)
         finally:
             self.ongoing = Training(self.train_dataset)
-        if self.args.should_save:
-            remove_rolling(self.args.output_dir)
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def opened(
@@ -206,7 +181,7 @@ class RunTrainer(PlannedTrainer):
             self.resolve()
         resume = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         self.folder.path = Path(self.args.output_dir)
-        return self.folder.opened(self.fingerprint, resume, (*self.details.options, self.args))
+        return self.folder.opened(self.fingerprint, resume)
 
     def measure(self, system: str = "untrained", finish=Measurements.finish, top_k: int = 10) -> Measurements:
         """Ranks the measured sets without training, and writes ranks and results to the output folder.
@@ -222,7 +197,7 @@ class RunTrainer(PlannedTrainer):
                     f"output_dir={self.folder.path}: measure() would replace the results of a training run; use "
                     "predict or evaluate, or a trainer with another output_dir"
                 )
-            self.run_fingerprint = compared(self.fingerprint, None)
+            self.folder.fingerprint = compared(self.fingerprint, None)
             self.report = Measurements(self)
             self.report.measure(system, getattr(self.args, "lexical", True), top_k)
             finish(self.report)
@@ -252,8 +227,8 @@ class RunTrainer(PlannedTrainer):
                 "estimator=initial_model: this trainer has already trained the encoder; resume with a new trainer"
             )
         self._merging.keep(resumed=checkpoint is not None and self.state.global_step > 0)
-        # Compare before preparing the rows, which may take hours, and again once the estimator has loaded its encoder.
-        self.run_fingerprint = compared(self.fingerprint, checkpoint)
+        # Compare before preparing the rows, which may take hours.
+        self.folder.fingerprint = compared(self.fingerprint, checkpoint)
         preflight.check_evaluated(self.args, self.eval_dataset, bool(self.early_stops))
         if self.compute_metrics is not None:
             preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset, self._metrics_of_three)
@@ -270,9 +245,8 @@ class RunTrainer(PlannedTrainer):
                 f"the first step, although {self.args.max_steps} steps read only {read:,} pairs; {none} begins at once"
             )
         self.prepare_rows()
-        fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
-        preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
-        self.run_fingerprint = continued(compared(lambda: self.run_fingerprint | fitted, checkpoint), checkpoint)
+        identity = getattr(self.estimator, "encoder_identity", None)
+        preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, identity)
         if self.report is not None and not any("untrained" in each for each in self.report.outputs.values()):
             self.report.measure("untrained")
 
@@ -300,9 +274,8 @@ class RunTrainer(PlannedTrainer):
     # ---- What the run depends on ----
 
     def fingerprint(self) -> dict[str, object]:
-        """Returns the run fingerprint without the content of an encoder that the estimator loads during fitting."""
-        metrics_choose = self.metrics_choose
-        found = run_fingerprint(*self.details.options, self.args, metrics_choose=metrics_choose)
+        """Returns everything that the results depend on."""
+        found = run_fingerprint(*self.details.options, self.args)
         found |= self._content_before
         found.pop("do_train", None)  # in Python, the rows decide
         if self.train_split is not None:
@@ -313,20 +286,20 @@ class RunTrainer(PlannedTrainer):
             followed = self.details.followed
             own = {name: split for name, split in measured.items() if name not in followed}
             found[MEASURED_ROWS] = splits_hash(own | dict(enumerate(measured[name] for name in followed)))
-        found[PASSES] = "packed" if self.passes.packed else "padded"
-        if metrics_choose:
-            found["the evaluation rows"] = splits_hash(self.eval_dataset)
+        collator = None if self._collates else self.data_collator
         return found | loaded_fingerprint(
             self.model,
             self.processing_class,
             self.encoder,
             self.criterion,
-            self._merging.before,
             estimator=self.estimator,
-            collator=None if self._collates else self.data_collator,
-            early_stop=next(iter(self.early_stops), None),
-            metrics=self.compute_metrics if metrics_choose else None,
+            collator=collator,
         )
+
+    @property
+    def run_fingerprint(self) -> Mapping:
+        """Everything that the results of the current training depend on, on the main process only."""
+        return self.folder.fingerprint
 
     @property
     def early_stops(self) -> list[EarlyStoppingCallback]:
@@ -336,7 +309,7 @@ class RunTrainer(PlannedTrainer):
     @property
     def metrics_choose(self) -> bool:
         """True if evaluations choose the final weights or the learning rate."""
-        return bool(self.early_stops) or choose_by_metrics(self.args)
+        return bool(self.early_stops) or self.args.load_best_model_at_end or self.args.lr_scheduler_type in FALLING
 
     @property
     def merging(self) -> dict | None:
@@ -389,24 +362,6 @@ class RunTrainer(PlannedTrainer):
 
     # ---- Checkpoints ----
 
-    def save_rolling_checkpoint(self) -> None:
-        """Saves a checkpoint of the current step to the subfolder ROLLING, and removes the previous one.
-
-        It does not count for `save_total_limit`, is never pushed, and has the optimizer's state even with
-        `save_only_model`.
-        """
-        folder = Path(self.args.output_dir) / ROLLING
-        with self.changed_args(
-            output_dir=str(folder),
-            save_only_model=False,
-            save_strategy=SaveStrategy.NO,  # otherwise, `Trainer` might note this folder as the best checkpoint
-            save_total_limit=None,
-            push_to_hub=False,
-        ):
-            self._save_checkpoint(self.model_wrapped, None)
-        if self.args.should_save:
-            remove_rolling(self.args.output_dir, keep=folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-
     def _load_adapter(self, checkpoint: str) -> None:
         """Loads the adapter of a checkpoint into the model. Raises UserError if the adapter does not fit."""
         set_adapter_state(self.model, load_file(Path(checkpoint) / ADAPTER_WEIGHTS), checkpoint)
@@ -443,41 +398,21 @@ class RunTrainer(PlannedTrainer):
         if kind != "no":
             self.ongoing.new_tokens += inputs.count_tokens(padding=kind != "non_padding")
 
-    def _maybe_log_save_evaluate(self, *args, **kwargs) -> None:
-        """Logs, evaluates and saves as `Trainer` does, then saves a rolling checkpoint if one is due.
-
-        No callback runs after the last of these three. After a stop within an epoch, this method does nothing more,
-        because a run that was not interrupted would not evaluate there.
-        """
-        stopping = self.ongoing.stopping
-        if stopping.signal:
-            return
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-        if stopping.due(self.args, self.state, self.control):
-            self.save_rolling_checkpoint()
-            stopping.saved(self.state.global_step)
-        if stopping.signal:
-            self.control.should_training_stop = True
-            self.args.save_total_limit = None  # with a limit of 1, `Trainer` would now keep only the best checkpoint
-
     def _save_checkpoint(self, model, trial) -> None:
-        """Saves a checkpoint unless the last loss was not finite, marks it complete, then deletes old ones.
-
-        `Trainer` would delete old ones (`save_total_limit`) while the new one is incomplete.
-        """
+        """Saves a checkpoint unless the last loss was not finite, and marks it complete."""
         losses = self.losses(self._tr_loss.item() if self.is_in_train else 0.0)  # added when training ends
         self._add_new_tokens()
-        run = self._get_output_dir(trial)
-        folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        args = self.args
-        with self.changed_args(save_total_limit=None, push_to_hub=False), saving_checkpoint(folder):
+        folder = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        with saving_checkpoint(folder):
             super()._save_checkpoint(model, trial)
         distributed.barrier()
-        if args.should_save:
-            mark_complete(folder, self.run_fingerprint, args.save_only_model, losses)
-            rotate_checkpoints(run, args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
-        if args.push_to_hub and self.is_world_process_zero():
-            self._publisher.push_checkpoint(folder, self.state.global_step)
+        if self.args.should_save:
+            mark_complete(folder, self.run_fingerprint, self.args.save_only_model, losses)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Pushes a checkpoint as a complete folder, in the background."""
+        if self.is_world_process_zero():
+            self._publisher.push_checkpoint(checkpoint_folder, self.state.global_step)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         """Saves the encoder, its tokenizer and profile. With FSDP and DeepSpeed, only this method gets the weights.
@@ -486,7 +421,7 @@ class RunTrainer(PlannedTrainer):
         """
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
-            merge = getattr(self.args, "merge_lora", False) and not (folder / UNFINISHED).exists()
+            merge = getattr(self.args, "merge_lora", False) and not folder.name.startswith(PREFIX_CHECKPOINT_DIR)
             self.save_encoder(folder, state_dict, merge)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:

@@ -22,8 +22,6 @@ from soft_trainer.evaluation.significance import (
     difference_text,
     reciprocal_ranks,
 )
-from soft_trainer.files import RECORD, listed_files
-from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.terminal import shortened, table
 
 
@@ -42,11 +40,6 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
                 f"{path.parent}: no ranks of {split} by {system} (files of ranks: {present}); `soft-trainer evaluate "
                 "FOLDER --output_dir DIR` writes ranks to DIR"
             )
-        listed = listed_files(path.parent)
-        if listed is not None and path.name not in listed:
-            raise UserError(f"{path}: not listed in this folder's {RECORD}, so its encoder is unknown. Evaluate again")
-        if listed and listed[path.name] != file_fingerprint(path):
-            raise UserError(f"{path}: has changed since the run in this folder wrote it. Evaluate again")
     ranked = load_ranks(path)
     ranked.check_encoder()
     return ranked

@@ -16,7 +16,6 @@ from soft_trainer.files import (
     NUMBERS,
     RECORD,
     check_writable,
-    listed_files,
     read_json,
     reporting_disk_errors,
     write_text,
@@ -106,8 +105,7 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
         parts = parts[:-1]
     log = []
     state = folder / "trainer_state.json"
-    listed = listed_files(folder)
-    if state.is_file() and (listed is None or state.name in listed):
+    if state.is_file():
         log = read_json(state)["log_history"]
     return ReportedRun(folder, "/".join(parts), seed, record, log)
 

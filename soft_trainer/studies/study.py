@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -15,10 +14,10 @@ from pathlib import Path
 import yaml
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import LISTED, checkpoints_in
+from soft_trainer.files import CHECKPOINTS
 from soft_trainer.options.parse import OF_A_RUN, parse
 from soft_trainer.options.recipes import read_recipe
-from soft_trainer.run.folder import lock, lock_file, record_of
+from soft_trainer.run.folder import is_finished, lock_file, record_of
 from soft_trainer.terminal import print_on_main, table
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
@@ -148,8 +147,8 @@ def plan(study: Study) -> str:
     """Returns a table of a study's runs: finished, begun or new. Each run compares its settings when it starts."""
     rows = []
     for run in study.runs:
-        state = "begun" if checkpoints_in(run.folder) else "new"
-        if LISTED in record_of(run.folder):
+        state = "begun" if any(run.folder.glob(CHECKPOINTS)) else "new"
+        if is_finished(record_of(run.folder)):
             state = "finished"
         rows.append([run.name, state])
     return table(("run", "state"), rows)
@@ -186,9 +185,8 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     # The run's process inherits the lock of its log, because it may outlive a study that is killed.
     with (folder / LOG).open("ab") as log:
-        if not lock_file(log) or (held := lock(folder)) is None:
-            return "skipped: another study or run has it open"
-        os.close(held)  # the run locks its folder
+        if not lock_file(log):
+            return "skipped: another study has it open"
         (folder / RECIPE).write_text(yaml.safe_dump(dict(run.options), sort_keys=True))
         print_on_main(f"{title}: output in {folder / LOG}")
         start = log.tell()

@@ -8,9 +8,8 @@ from server import FINE_REPO, FINE_TOKEN, READ_TOKEN, WRITE_TOKEN
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
-from soft_trainer.files import LISTED, RECORD_FORMAT, listed_files, write_json
-from soft_trainer.fingerprints import file_fingerprint, list_files, written_files
-from soft_trainer.hub.push import WRITTEN, Repository
+from soft_trainer.files import RECORD_FORMAT, WRITTEN
+from soft_trainer.hub.push import Repository
 from soft_trainer.option_spec import FILES_OF_TRANSFORMERS, option_specs
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
@@ -179,17 +178,6 @@ def test_a_folder_without_weights_is_refused(here, folder):
         Repository(REPO, WRITE_TOKEN).push(folder)
 
 
-def test_what_an_export_adds_is_pushed(here, folder):
-    (folder / "run.json").write_text(json.dumps({"format": RECORD_FORMAT, LISTED: written_files(folder)}))
-    (folder / "onnx").mkdir()
-    (folder / "onnx" / "model.onnx").write_text("exported")
-    Repository(REPO, WRITE_TOKEN).push(folder)
-    assert "onnx/model.onnx" not in pushed()
-    list_files(folder, [folder / "onnx" / "model.onnx"])
-    Repository(REPO, WRITE_TOKEN).push(folder)
-    assert "onnx/model.onnx" in pushed()
-
-
 @pytest.mark.slow
 def test_a_stored_token_is_enough_and_unchanged_files_are_not_sent_again(here, folder, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
@@ -234,17 +222,6 @@ def test_a_card_names_the_repository_once_it_has_been_pushed(here, folder):
     here.fault(commit=0)
     Repository(REPO, WRITE_TOKEN).push(folder)
     assert (folder / "README.md").read_text() == card.replace("out", REPO)
-
-
-def test_a_push_does_not_count_as_an_edit_of_the_card(here, folder):
-    card = folder / "README.md"
-    card.write_text(CARD + 'load_encoder("out")\n')
-    write_json(folder / "run.json", {"format": RECORD_FORMAT, "files": written_files(folder)})
-    Repository(REPO, WRITE_TOKEN).push(folder)
-    assert listed_files(folder)["README.md"] == file_fingerprint(card)
-    card.write_text(CARD + 'Edited: load_encoder("out")\n')
-    Repository(REPO, WRITE_TOKEN).push(folder)
-    assert listed_files(folder)["README.md"] != file_fingerprint(card)
 
 
 # ---- Refused before training ----

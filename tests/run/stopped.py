@@ -1,7 +1,7 @@
 """Runs a training script, and stops it with a signal to all its processes, as a terminal does on Ctrl-C.
 
 Usage: stopped.py SIGNAL SCRIPT [OPTIONS]. SIGINT and SIGTERM arrive during step 5. For SIGKILL, steps are slow and a
-rolling checkpoint is due after a second; the signal arrives two steps after the first one. "none" lets the script end.
+checkpoint is due after a second; the signal arrives two steps after the first one. "none" lets the script end.
 """
 
 import os
@@ -27,7 +27,7 @@ def main() -> None:
         step = self.state.global_step + 1
         if name == "SIGKILL":
             time.sleep(0.3)
-            if not killed_at and any(Path(self.args.output_dir).glob("rolling/checkpoint-*/complete.json")):
+            if not killed_at and any(Path(self.args.output_dir).glob("checkpoint-*/complete.json")):
                 killed_at.append(step + 1)
             if step in killed_at:
                 os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -9,38 +9,23 @@ import dataclasses
 import importlib
 import itertools
 import json
-import os
 import shutil
 import sys
-import tempfile
 
 import pytest
 from trainings import fingerprint_of
-from transformers import EarlyStoppingCallback
 
 from soft_trainer import BM25Estimator
 from soft_trainer.data.split import Split
-from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.fingerprints import encoder_files_fingerprint
 from soft_trainer.option_spec import option_specs
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.training import AFFECT_CHOICES, AFFECT_NOTHING, SoftInfoNCETrainingArguments
-from soft_trainer.run.fingerprint import (
-    MAY_CHANGE,
-    MAY_CHANGE_ON_RESUME,
-    affects_results,
-    changes,
-    choose_by_metrics,
-    run_fingerprint,
-    splits_hash,
-)
-from soft_trainer.run.folder import continued, mark_complete
+from soft_trainer.options.training import AFFECT_NOTHING, SoftInfoNCETrainingArguments
+from soft_trainer.run.fingerprint import affects_results, changes, run_fingerprint, splits_hash
 
 BEST = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps"}
 BEST |= {"eval_steps": 2}
-PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"mode": "max"}}
-PLATEAU |= {"eval_strategy": "steps", "eval_steps": 2}
 
 CHANGED = {"seed": 7, "learning_rate": 1e-4, "per_device_train_batch_size": 7, "optim": "sgd", "temperature": 3.0}
 CHANGED |= {"lr_scheduler_type": "cosine", "gradient_accumulation_steps": 2, "train_sampling_strategy": "sequential"}
@@ -54,38 +39,21 @@ LINES = [
 LINES += ["gradient_accumulation_steps was 1", "train_sampling_strategy was random", "matryoshka_dims was None"]
 NO_EFFECT = {"save_strategy": "steps", "save_steps": 1, "logging_steps": 9, "per_device_eval_batch_size": 3}
 NO_EFFECT |= {"save_total_limit": 1, "report_to": "none", "metric_for_best_model": "recall@1", "max_steps": 9}
-CHOOSING = {"metric_for_best_model": "recall@1", "greater_is_better": False, "eval_steps": 1, "save_steps": 4}
-CHOSEN = ["metric_for_best_model was mrr, is now recall@1", "greater_is_better was", "eval_steps was 2, is now 1"]
-CHOSEN += ["save_steps was 2, is now 4", "eval_delay was 0, is now 1"]
 
-# name: (options before, changed options, messages of a folder, messages of a resumed run)
+# name: (options before, changed options, messages)
 OPTIONS = {
     "what the weights depend on": (
         {},
         CHANGED,
         [*LINES, "learning_rate was 2e-05", "temperature was None, is now 3.0"],
-        [*LINES, "learning_rate was 0.001", "the criterion's temperature was 1.0"],
     ),
-    "loss": (
-        {},
-        {"loss": "bce"},
-        ["loss was None, is now bce"],
-        ["the criterion's loss was soft_info_nce, is now bce"],
-    ),
-    "what the weights do not depend on": ({}, NO_EFFECT, [], []),
-    "best checkpoint": (
-        {"do_eval": True},
-        BEST,
-        ["load_best_model_at_end was False"],
-        ["load_best_model_at_end was False"],
-    ),
-    "what chooses the best checkpoint": (BEST, CHOOSING | {"eval_delay": 1}, CHOSEN, CHOSEN),
-    "evaluations that lower the rate": (PLATEAU, {"eval_steps": 1}, ["eval_steps was 2"], ["eval_steps was 2"]),
+    "loss": ({}, {"loss": "bce"}, ["loss was None, is now bce"]),
+    "what the weights do not depend on": ({}, NO_EFFECT, []),
+    "best checkpoint": ({"do_eval": True}, BEST, ["load_best_model_at_end was False"]),
     "more epochs, evaluations that choose nothing, a part that measures": (
         {"max_steps": -1, "do_eval": True},
         {"num_train_epochs": 20.0, "eval_strategy": "steps", "eval_steps": 1, "do_predict": True},
         ["do_predict was False, is now True"],
-        [],
     ),
 }
 
@@ -102,8 +70,7 @@ def parts_of(**options) -> tuple:
 
 def command(**options) -> dict:
     """Returns the fingerprint of a command."""
-    parts = parts_of(**options)
-    return run_fingerprint(*parts, metrics_choose=choose_by_metrics(parts[-1]))
+    return run_fingerprint(*parts_of(**options))
 
 
 def check(lines: list[str], expected: list[str]) -> None:
@@ -114,20 +81,16 @@ def check(lines: list[str], expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize("change", OPTIONS)
-def test_a_changed_option(change, trainer_of):
-    before, changed, in_folder, resumed = OPTIONS[change]
-    check(changes(command(**before), command(**before | changed), MAY_CHANGE), in_folder)
-    then, now = (fingerprint_of(trainer_of(**options)) for options in (before, before | changed))
-    check(changes(then, now, MAY_CHANGE_ON_RESUME), resumed)
-    assert changes(then, copy.deepcopy(then), MAY_CHANGE_ON_RESUME) == []
+def test_a_changed_option(change):
+    before, changed, expected = OPTIONS[change]
+    check(changes(command(**before), command(**before | changed)), expected)
 
 
 def test_a_change_of_what_the_process_sees():
     now = command()
     elsewhere = {"bf16": True, "precision": "bf16", "processes": 2, "format": 99, "versions": {"torch": "1.0"}}
     expected = ["precision was bf16", "processes was 2, is now 1", "format was 99"]
-    for may_change in (MAY_CHANGE, MAY_CHANGE_ON_RESUME):
-        check(changes(now | elsewhere | {"of_a_later_version": 1}, now, may_change), expected)
+    check(changes(now | elsewhere | {"of_a_later_version": 1}, now), expected)
 
 
 # ---- Content ----
@@ -184,13 +147,13 @@ def test_changed_content(files, folder):
     then = referring()
     for file in files:
         (folder / file).write_text("second = 2\n")
-    check(changes(then, referring(), MAY_CHANGE), CONTENT[files])
+    check(changes(then, referring()), CONTENT[files])
 
 
 def test_content_that_moved_is_the_same_and_no_path_is_stored(folder):
     then = referring()
     (folder / "rows").rename(folder / "moved")
-    assert changes(then, referring(data_dir=str(folder / "moved")), MAY_CHANGE) == []
+    assert changes(then, referring(data_dir=str(folder / "moved"))) == []
     stored = json.dumps(
         referring(**{name: str(folder / value) for name, value in REFERRING.items() if name != "loss"})
     )
@@ -201,9 +164,9 @@ def test_the_base_of_an_adapter_counts(folder):
     (folder / "adapter").mkdir()
     (folder / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "encoder"}')
     then = command(model_name_or_path="adapter")
-    assert changes(then, command(model_name_or_path="adapter"), MAY_CHANGE) == []
+    assert changes(then, command(model_name_or_path="adapter")) == []
     (folder / "encoder" / "model.safetensors").write_text("second = 2")
-    assert changes(then, command(model_name_or_path="adapter"), MAY_CHANGE) == ["model_name_or_path changed"]
+    assert changes(then, command(model_name_or_path="adapter")) == ["model_name_or_path changed"]
 
 
 def test_changed_rows(dataset):
@@ -214,45 +177,14 @@ def test_changed_rows(dataset):
         return {"the training rows": splits.pop("train").fingerprint(), "the rows to measure": splits_hash(splits)}
 
     for changed in ({"test": 8}, {"more": 8}):
-        check(changes(found(), found(**changed), MAY_CHANGE), ["the rows to measure changed"])
-        check(changes(found(), found(train=8, **changed), MAY_CHANGE_ON_RESUME), ["the training rows changed"])
+        check(changes(found(), found(**changed)), ["the rows to measure changed"])
+    check(changes(found(), found(train=8)), ["the training rows changed"])
 
 
 def other_tokenizer(parts):
     tokenizer = copy.deepcopy(parts["processing_class"])
     tokenizer.backend_tokenizer.normalizer = None
     return {"processing_class": tokenizer}
-
-
-def other_model(change):
-    def changed(parts):
-        model = copy.deepcopy(parts["model"])
-        change(model)
-        return {"model": model}
-
-    return changed
-
-
-def weight(model):
-    model.embeddings.word_embeddings.weight.data[0, 0] += 1
-
-
-def dropout(model):
-    model.config.hidden_dropout_prob = 0.5
-
-
-def adapter(model):
-    folder = tempfile.mkdtemp(dir=os.environ["HF_HOME"])
-    model.save_pretrained(folder)
-    model.config._name_or_path = folder
-    add_lora(model, ModelArguments(lora_r=4))
-
-
-def freeze(model):
-    model.embeddings.requires_grad_(False)
-
-
-ANOTHER_ENCODER = "the encoder's configuration or frozen weights changed"
 
 
 def rows(name, *numbers):
@@ -267,32 +199,24 @@ def shorter(parts):
     return {"encoder": parts["encoder"].replace(query_length=8)}
 
 
-# name: (options, the change in the trainer, the messages of a resumed run)
+# name: (the change in the trainer, the messages)
 LOADED = {
     "all": (
-        {},
-        each(rows("train_dataset", 20), shorter, other_tokenizer, other_model(dropout)),
-        ["the training rows changed", "the encoder's query_length", "the tokenizer changed", ANOTHER_ENCODER],
+        each(rows("train_dataset", 20), shorter, other_tokenizer),
+        ["the training rows changed", "the encoder's query_length", "the tokenizer changed"],
     ),
-    "order of rows, frozen weights": (
-        {},
-        each(rows("train_dataset", 23, -1, -1), other_model(freeze)),
-        ["the training rows changed", ANOTHER_ENCODER],
-    ),
-    "adapter": ({}, other_model(adapter), ["the adapter changed", ANOTHER_ENCODER, "learning_rate was"]),
-    "weights that the checkpoint has, evaluation rows": ({}, each(other_model(weight), rows("eval_dataset", 9)), []),
-    "weights to merge with": ({"merge_ratio": 0.5}, other_model(weight), ["the weights to merge with changed"]),
-    "evaluation rows that choose": (BEST, rows("eval_dataset", 9), ["the evaluation rows changed"]),
+    "order of rows": (rows("train_dataset", 23, -1, -1), ["the training rows changed"]),
+    "evaluation rows": (rows("eval_dataset", 9), ["the rows to measure changed"]),
 }
 
 
 @pytest.mark.parametrize("change", LOADED)
 def test_a_change_of_what_a_trainer_has(change, trainer_of):
-    options, changed, expected = LOADED[change]
-    trainer = trainer_of(**options)
+    changed, expected = LOADED[change]
+    trainer = trainer_of()
     parts = {name: getattr(trainer, name) for name in ("model", "processing_class", "encoder", "train_dataset")}
-    other = trainer_of(**options, arguments=changed(parts))
-    check(changes(fingerprint_of(trainer), fingerprint_of(other), MAY_CHANGE_ON_RESUME), expected)
+    other = trainer_of(arguments=changed(parts))
+    check(changes(fingerprint_of(trainer), fingerprint_of(other)), expected)
 
 
 # ---- Objects from the user's code ----
@@ -311,10 +235,6 @@ class Estimator:
 
 def collate(features):
     return features
-
-
-def rate(predictions):
-    return {}
 """
 
 
@@ -342,24 +262,23 @@ OBJECTS = {
         with_own(lambda own: BM25Estimator(k1=2.0)),
         ["the estimator's k1 was 1.2, is now 2.0"],
     ),
-    "the user's own estimator, collator and metrics": (
-        BEST,
+    "the user's own estimator and collator": (
+        {},
         with_own(lambda own: BM25Estimator()),
-        with_own(lambda own: own.Estimator([]), data_collator="collate", compute_metrics="rate"),
+        with_own(lambda own: own.Estimator([]), data_collator="collate"),
         [
-            "the estimator was BM25Estimator, is now own_module:Estimator",
+            "the estimator was soft_trainer.estimators.bm25:BM25Estimator, is now own_module:Estimator",
             "the collator was None, is now own_module:collate",
-            "the metrics was None, is now own_module:rate",
-            # what the estimator and the collator decide
+            "estimator was ",
+            # what the estimator decides
             "the criterion's alpha was 1.5",
             "the criterion's beta was 0.5",
-            "the forward passes was packed",
         ],
     ),
-    "a setting of the user's estimator, and metrics that choose nothing": (
+    "a setting of the user's estimator": (
         {},
         with_own(lambda own: own.Estimator(["/home/me/a"])),
-        with_own(lambda own: own.Estimator(["/home/me/b"]), compute_metrics="rate"),
+        with_own(lambda own: own.Estimator(["/home/me/b"])),
         [],
     ),
 }
@@ -369,52 +288,14 @@ OBJECTS = {
 def test_a_change_of_the_user_s_own_objects(change, own, trainer_of):
     options, before, after, expected = OBJECTS[change]
     then, now = (fingerprint_of(trainer_of(**options, **each(own))) for each in (before, after))
-    check(changes(then, now, MAY_CHANGE_ON_RESUME), expected)
-
-
-def test_resuming_names_what_is_compared_by_name_only(own, trainer_of, tmp_path, capsys):
-    options = {"estimator": own.Estimator([]), "arguments": {"data_collator": own.collate}}
-    found = fingerprint_of(trainer_of(loss="own_losses:info_nce", **options))
-    mark_complete(tmp_path / "checkpoint-1", found)
-    continued(found | {"versions": {"torch": "1.0"}}, str(tmp_path / "checkpoint-1"))
-    said = capsys.readouterr().err
-    for name in ("own_losses:info_nce", "own_module:Estimator", "own_module:collate"):
-        assert f"{name} is compared by name only" in said
-    assert said.count("by name only") == 3 and "torch was " in said and ", is now 1.0" in said
-
-
-def test_a_stop_that_reads_metrics_makes_evaluations_count(trainer_of):
-    def now(patience, rows, **options):
-        trainer = trainer_of(**options, arguments={"eval_dataset": rows})
-        trainer.add_callback(EarlyStoppingCallback(patience))
-        return fingerprint_of(trainer)
-
-    rows = trainer_of().train_dataset
-    then = now(1, rows)
-    lines = changes(then, now(2, rows.select(range(9)), eval_delay=1), MAY_CHANGE_ON_RESUME)
-    assert "eval_delay was 0, is now 1" in lines and "the evaluation rows changed" in lines
-    assert "the early stop's early_stopping_patience was 1, is now 2" in lines
-
-
-def test_evaluations_that_now_choose_are_not_called_changed(trainer_of):
-    evaluates = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    best = evaluates | {"load_best_model_at_end": True}
-    for then, now in (({"do_eval": True} | evaluates, best), (best, evaluates)):
-        (line,) = changes(command(**then), command(**now), MAY_CHANGE | {"do_eval"})
-        assert line.startswith("load_best_model_at_end was")
-    arguments = {"eval_dataset": trainer_of().train_dataset}
-    then = fingerprint_of(trainer_of(**evaluates, arguments=arguments))
-    trainer = trainer_of(**evaluates, arguments=arguments)
-    trainer.add_callback(EarlyStoppingCallback(1))
-    lines = ["the early stop was None, is now EarlyStoppingCallback"]
-    assert changes(then, fingerprint_of(trainer), MAY_CHANGE_ON_RESUME) == lines
+    check(changes(then, now), expected)
 
 
 # ---- Lists of options ----
 
 
 def test_every_option_in_a_list_exists_and_any_other_counts():
-    listed = [*AFFECT_CHOICES, *AFFECT_NOTHING, *option_specs(TrainingOptions)]
+    listed = [*AFFECT_NOTHING, *option_specs(TrainingOptions)]
     fields = {field.name for field in dataclasses.fields(SoftInfoNCETrainingArguments)}
     assert len(listed) == len({*listed}) and {*listed} <= fields
     assert affects_results("weight_decay") and affects_results("of_a_later_version")
@@ -424,7 +305,7 @@ def test_an_unknown_option_counts_only_where_it_differs_from_its_default():
     parts = parts_of()
     plain = parts[-1].to_dict
     parts[-1].to_dict = lambda: plain() | {"of_a_later_version": None}
-    assert changes(command(), run_fingerprint(*parts), MAY_CHANGE) == []
+    assert changes(command(), run_fingerprint(*parts)) == []
     parts[-1].to_dict = lambda: plain() | {"of_a_later_version": 3}
     assert run_fingerprint(*parts)["of_a_later_version"] == 3
 

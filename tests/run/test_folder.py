@@ -2,9 +2,7 @@
 
 import json
 import os
-import resource
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -12,17 +10,15 @@ from refusals import refused
 from trees import source_tree
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.files import DEPENDS_ON, LISTED, listed_files, write_json
-from soft_trainer.fingerprints import list_files
+from soft_trainer.files import DEPENDS_ON, WRITTEN, write_json
 from soft_trainer.run.fingerprint import FORMAT
 from soft_trainer.run.folder import (
     DONE,
     NEW,
     OTHER,
     STOPPED,
-    UNFINISHED,
     OutputFolder,
-    lock,
+    lock_file,
     mark_complete,
     state_of,
 )
@@ -37,7 +33,7 @@ OLD = {"options": {"seed": 1, "do_train": True}}
 def finished(folder, fingerprint):
     """Writes the files of a finished run."""
     (folder / "model.safetensors").write_text("weights")
-    write_json(folder / "run.json", {DEPENDS_ON: fingerprint, LISTED: {}})
+    write_json(folder / "run.json", {DEPENDS_ON: fingerprint, "results": {}})
 
 
 def unmeasured(folder, fingerprint):
@@ -51,16 +47,13 @@ def stopped(folder, fingerprint, step=4):
     checkpoint = folder / f"checkpoint-{step}"
     checkpoint.mkdir()
     mark_complete(checkpoint, fingerprint)
-
-
-def later(file):
-    """Sets a file's modification time to an hour from now."""
-    os.utime(file, (time.time() + 3600,) * 2)
+    if not (folder / "run.json").exists():
+        write_json(folder / "run.json", {DEPENDS_ON: fingerprint})
 
 
 def unfinished(folder):
     (folder / "checkpoint-2").mkdir()
-    (folder / "checkpoint-2" / UNFINISHED).touch()
+    (folder / "checkpoint-2" / "model.safetensors").touch()
 
 
 def foreign_checkpoint(folder):
@@ -83,23 +76,13 @@ STATES = {
     "the same run, finished": (lambda folder: finished(folder, THIS), DONE, ""),
     "another run, finished": (lambda folder: finished(folder, ANOTHER), OTHER, "seed was 2, is now 1"),
     "the same run, interrupted": (lambda folder: stopped(folder, THIS), STOPPED, ""),
-    "the same run, started again and interrupted": (
-        lambda folder: [finished(folder, THIS), stopped(folder, THIS)],
-        STOPPED,
-        "",
-    ),
     "the same run with a checkpoint, finished": (
-        lambda folder: [stopped(folder, THIS), finished(folder, THIS), later(folder / "run.json")],
-        DONE,
-        "",
-    ),
-    "another run over this one, interrupted": (
-        lambda folder: [finished(folder, THIS), stopped(folder, ANOTHER)],
+        lambda folder: [stopped(folder, THIS), finished(folder, THIS)],
         DONE,
         "",
     ),
     "a shorter run with a checkpoint": (
-        lambda folder: [stopped(folder, SHORTER), finished(folder, SHORTER), later(folder / "run.json")],
+        lambda folder: [stopped(folder, SHORTER), finished(folder, SHORTER)],
         STOPPED,
         "",
     ),
@@ -110,11 +93,6 @@ STATES = {
     ),
     "a longer run": (lambda folder: finished(folder, THIS | {"max_steps": 4}), OTHER, "max_steps was 4, is now 3"),
     "another run, interrupted": (lambda folder: stopped(folder, ANOTHER), OTHER, "seed was 2, is now 1"),
-    "this run over another one, interrupted": (
-        lambda folder: [finished(folder, ANOTHER), stopped(folder, THIS)],
-        STOPPED,
-        "",
-    ),
     "the same run, killed while it was measured": (lambda folder: unmeasured(folder, THIS), NEW, ""),
     "the same run with a checkpoint, killed while it was measured": (
         lambda folder: [unmeasured(folder, THIS), stopped(folder, THIS)],
@@ -126,14 +104,18 @@ STATES = {
         OTHER,
         "seed was 2, is now 1",
     ),
-    "the record of an evaluation": (file("run.json"), OTHER, "its run.json was not written by a training run"),
+    "the record of an evaluation": (file("run.json"), OTHER, "run.json would be overwritten"),
     "a run of an older version": (lambda folder: finished(folder, OLD), OTHER, "format was None"),
     "a damaged record": (
         lambda folder: (folder / "run.json").write_text("{"),
         OTHER,
-        "its run.json was not written by a training run",
+        "run.json would be overwritten",
     ),
-    "a checkpoint of another trainer": (foreign_checkpoint, OTHER, "checkpoint-2 would be overwritten"),
+    "a checkpoint of another trainer": (
+        foreign_checkpoint,
+        OTHER,
+        "checkpoint-2/trainer_state.json would be",
+    ),
     "a user's page": (file("README.md"), OTHER, "README.md would be overwritten"),
     "a user's configuration": (file("config.json"), OTHER, "config.json would be overwritten"),
     "a user's arguments": (file("training_args.json"), OTHER, "training_args.json would be overwritten"),
@@ -156,18 +138,20 @@ def test_the_state_of_a_folder(case, tmp_path):
 def test_a_run_without_its_weights_is_not_done(tmp_path):
     finished(tmp_path, THIS)
     (tmp_path / "model.safetensors").unlink()
-    assert state_of(tmp_path, THIS).name == OTHER
+    assert state_of(tmp_path, THIS).name == NEW
 
 
 def test_a_run_that_only_measures_is_done_without_weights(tmp_path):
     measures = {name: value for name, value in THIS.items() if name != "do_train"}
-    write_json(tmp_path / "run.json", {DEPENDS_ON: measures, LISTED: {}})
+    write_json(tmp_path / "run.json", {DEPENDS_ON: measures, "results": {}})
     assert state_of(tmp_path, measures).name == DONE
 
 
 def test_a_folder_is_locked_once(tmp_path):
-    first = lock(tmp_path)
-    assert first is not None and lock(tmp_path) is None
+    first, second = (os.open(tmp_path, os.O_RDONLY) for _ in range(2))
+    assert lock_file(first) and not lock_file(second)
+    os.close(first)
+    assert lock_file(second)
 
 
 def folder_of(path, overwrite=False, trains=True):
@@ -178,46 +162,21 @@ def test_clearing_removes_what_a_run_writes_and_keeps_an_edited_card(tmp_path):
     for name in ("README.md", "config.json", "ranks-test-trained.parquet", "run.json", "log.txt", "notes.md"):
         (tmp_path / name).write_text("{}")
     folder_of(tmp_path).clear()
-    assert {path.name for path in tmp_path.iterdir()} == {"log.txt", "notes.md", "README.md.previous"}
+    assert {path.name for path in tmp_path.iterdir()} == {"log.txt", "notes.md", "README.md.previous", "run.json"}
+    assert "results" not in json.loads((tmp_path / "run.json").read_text())
 
 
 def test_a_card_that_nobody_edited_is_replaced(tmp_path):
-    (tmp_path / "README.md").write_text("# Card")
-    write_json(tmp_path / "run.json", {LISTED: {}})
-    list_files(tmp_path, [tmp_path / "README.md"])
+    (tmp_path / "README.md").write_text(f"# Card\n\n{WRITTEN} -->")
     folder_of(tmp_path).clear()
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_an_evaluation_clears_results_alone(tmp_path):
     for name in ("README.md", "config.json", "ranks-test-trained.parquet", "run.json", "all_results.json"):
         (tmp_path / name).write_text("{}")
     folder_of(tmp_path, trains=False).clear()
-    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "config.json"}
-
-
-def test_files_join_the_list_and_leave_it_when_they_are_gone(tmp_path):
-    (tmp_path / "a").write_text("a")
-    (tmp_path / "b").write_text("b")
-    list_files(tmp_path, [tmp_path / "a"])
-    assert listed_files(tmp_path) is None  # there is no record
-    write_json(tmp_path / "run.json", {LISTED: {}})
-    list_files(tmp_path, [tmp_path / "a"])
-    (tmp_path / "a").unlink()
-    list_files(tmp_path, [tmp_path / "b"])
-    assert set(listed_files(tmp_path)) == {"b"}
-
-
-def test_ranks_that_the_record_does_not_list_are_not_compared(tmp_path):
-    path = tmp_path / "ranks-valid-trained.parquet"
-    path.write_text("first")
-    write_json(tmp_path / "run.json", {LISTED: {}})
-    with refused("ranks-valid-trained.parquet: not listed in this folder's run.json"):
-        ranks_of(tmp_path, "valid")
-    list_files(tmp_path, [path])
-    path.write_text("changed")
-    with refused("ranks-valid-trained.parquet: has changed since the run in this folder wrote it"):
-        ranks_of(tmp_path, "valid")
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "config.json", "run.json"}
 
 
 # ---- Commands that refuse to overwrite ----
@@ -248,7 +207,7 @@ def test_mine_refuses_to_replace_rows(tmp_path):
 
 def test_an_evaluation_never_replaces_the_record_of_a_training(encoder_dir, data_dir, tmp_path):
     folder = shutil.copytree(encoder_dir, tmp_path / "run")
-    write_json(folder / "run.json", {DEPENDS_ON: ANOTHER, LISTED: {}})
+    write_json(folder / "run.json", {DEPENDS_ON: ANOTHER})
     file("ranks-test-untrained.parquet")(folder)
     words = ["evaluate", str(folder), "--output_dir", str(folder), "--overwrite", "true", "--use_cpu", "true"]
     with refused("contains the results of a training run; set another output_dir"):
@@ -258,10 +217,11 @@ def test_an_evaluation_never_replaces_the_record_of_a_training(encoder_dir, data
 def test_an_evaluation_writes_beside_the_checkpoints_of_a_trainer_in_python(encoder_dir, data_dir, tmp_path):
     folder = shutil.copytree(encoder_dir, tmp_path / "run")
     stopped(folder, THIS)
+    (folder / "run.json").unlink()
     words = ["evaluate", str(folder), "--output_dir", str(folder), "--use_cpu", "true", "--lexical", "false"]
     words += ["--data_dir", str(data_dir), "--language", "python"]
     assert run_command(words) == 0
-    assert {"model.safetensors", "config.json", "ranks-test-trained.parquet"} <= set(listed_files(folder))
+    assert {"run.json", "ranks-test-trained.parquet"} <= {path.name for path in folder.iterdir()}
     assert run_command(words) == 0  # the same evaluation may be repeated
     with refused("has all_results.json", "which would be overwritten"):
         run_command([*words, "--matryoshka_dims", "8"])
@@ -273,7 +233,7 @@ TINY = {"from_scratch": "32x1", "vocabulary_size": 400, "per_device_train_batch_
 TINY |= {"use_cpu": True, "examples": 0, "lexical": False, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
 
 
-def test_a_run_refuses_a_user_s_folder_and_what_it_reads(script, data_dir, encoder_dir, tmp_path):
+def test_a_run_refuses_a_user_s_folder(script, data_dir, tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "README.md").write_text("my project")
@@ -281,19 +241,14 @@ def test_a_run_refuses_a_user_s_folder_and_what_it_reads(script, data_dir, encod
     code, said = script(**TINY, data_dir=data_dir, output_dir=folder)
     assert code == 2 and "README.md, config.json would be overwritten" in said[-1]
     assert (folder / "README.md").read_text() == "my project"
-    base = tmp_path / "base"
-    shutil.copytree(encoder_dir, base)
-    before = (base / "model.safetensors").read_bytes()
-    encoder = {"model_name_or_path": base, "from_scratch": None, "vocabulary_size": None, "overwrite": True}
-    code, said = script(**TINY | encoder, data_dir=data_dir, output_dir=base)
-    assert code == 2 and f"model_name_or_path={base} is inside output_dir" in said[-1]
-    assert (base / "model.safetensors").read_bytes() == before
 
 
 def test_a_run_refuses_a_folder_that_another_run_has_open(script, data_dir, tmp_path):
-    held = lock(tmp_path)
+    held = os.open(tmp_path, os.O_RDONLY)
+    assert lock_file(held)
     code, said = script(**TINY, data_dir=data_dir, output_dir=tmp_path)
-    assert held and code == 2 and "in use by another run" in said[-1]
+    assert code == 2 and "in use by another run" in said[-1]
+    os.close(held)
 
 
 @pytest.mark.slow
@@ -303,7 +258,7 @@ def test_a_finished_run_is_done_and_overwriting_leaves_nothing_of_the_earlier_on
     assert code == 0, said
     out = tmp_path / "out"
     weights = (out / "model.safetensors").read_bytes()
-    assert "README.md" in listed_files(out) and ranks_of(out, "valid")
+    assert (out / "README.md").is_file() and ranks_of(out, "valid")
     record = (out / "run.json").read_text()
     assert str(tmp_path) not in record and str(data_dir) not in record
     (out / "README.md").write_text("edited")
@@ -347,34 +302,3 @@ def test_a_finished_run_is_done_until_the_rows_of_its_tree_change(script, tmp_pa
     code, said = script(**run)
     assert code == 2 and "the training rows changed" in said[-1] and "--overwrite true" in said[-1]
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_the_last_checkpoint_and_the_earlier_encoder(script, data_dir, tmp_path, monkeypatch):
-    from soft_trainer.run.folder import ASIDE
-    from soft_trainer.run.saving import SavingTrainer
-
-    run = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out"}
-    assert script(**run)[0] == 0
-    weights = (tmp_path / "out" / "model.safetensors").read_bytes()
-    export = SavingTrainer.save_encoder
-
-    def on_a_full_disk(self, folder, *args, **kwargs):
-        if ASIDE not in str(folder):
-            return export(self, folder, *args, **kwargs)
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-        try:
-            return export(self, folder, *args, **kwargs)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SavingTrainer, "save_encoder", on_a_full_disk)
-        code, said = script(**run | {"overwrite": True, "seed": 7})
-    assert code == 2 and "cannot save to" in said[-1]
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
-    assert state_of(tmp_path / "out", json.loads((tmp_path / "out" / "run.json").read_text())[DEPENDS_ON]).name == DONE
-    code, said = script(**run | {"seed": 7})
-    assert code == 0 and any("Continuing from" in line for line in said), said
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() != weights

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from soft_trainer.files import listed_files
+from soft_trainer.files import TRAINING_FILES, files_matching
 from soft_trainer.run.measurements import Measurements
 from soft_trainer.trainer import SoftInfoNCETrainer
 
@@ -44,13 +44,12 @@ def content(folder: Path) -> dict[str, str]:
 
 
 def outcome(folder: Path) -> tuple:
-    """Returns what a run leaves: a hash of its weights, its metrics and the names of the listed files."""
-    listed = listed_files(folder)
+    """Returns what a run leaves: a hash of its weights, its metrics and the names of its files."""
     metrics = {}
     for name, value in json.loads((folder / "all_results.json").read_text()).items():
         if not name.endswith(("runtime", "per_second", "flos")):
             metrics[name] = value
-    return content(folder)["model.safetensors"], metrics, sorted(listed)
+    return content(folder)["model.safetensors"], metrics, files_matching(folder, TRAINING_FILES)
 
 
 class Stop:

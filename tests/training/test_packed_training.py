@@ -105,7 +105,6 @@ def test_a_packed_step_is_one_forward_pass_and_training_restores_the_attention(m
     trainer.train()
     assert len(passes) == 3
     assert trainer.model.config._attn_implementation == "sdpa"
-    assert trainer.run_fingerprint["the forward passes"] == "packed"
     packed = trainer.evaluate()
     padded = make("mean", packing="false")
     padded.model.load_state_dict(trainer.model.state_dict())
@@ -121,7 +120,6 @@ def test_packing_may_change_after_the_constructor(make, before, after):
     trainer.args.packing = after
     trainer.train()
     assert trainer.passes.packed == (after != "false")
-    assert trainer.run_fingerprint["the forward passes"] == ("packed" if trainer.passes.packed else "padded")
 
 
 def test_the_table_of_settings_says_how_forward_passes_run(make):
@@ -202,7 +200,7 @@ def test_a_checkpoint_in_float32_is_not_resumed_in_bf16(make, tmp_path):
     folder = f"{trainer.args.output_dir}/checkpoint-1"
     mark_complete(folder, trainer.run_fingerprint | {"precision": "no"})
     resumed = make("mean", max_steps=2, bf16=True)
-    with pytest.raises(UserError, match="was trained in float32.*resume with --bf16 false"):
+    with pytest.raises(UserError, match="precision was no, is now bf16"):
         resumed.train(resume_from_checkpoint=folder)
 
 
