@@ -19,9 +19,6 @@ from soft_trainer.terminal import nearest
 
 FILES_OF_TRANSFORMERS = ("deepspeed", "fsdp_config")  # options of `transformers` whose value may be a file
 BOOLEAN = (bool, bool | None, "bool", "bool | None")  # annotations of options that are True or False
-# The origin of a default (see `apply_defaults`). The others are "recipe", "you", "trial", and "you, by NAME" for a
-# consequence.
-ENCODER = "encoder"
 
 
 @dataclass(frozen=True)
@@ -230,8 +227,8 @@ def unread_lines(options, reasons: Mapping[str, str]) -> list[str]:
         reasons: the options without an effect, each with the reason.
     """
     lines = []
-    origins = getattr(options, "origins", None) or {}
+    chosen = getattr(options, "by_encoder", None) or ()
     for name, value in changed_options(options).items():
-        if name in reasons and origins.get(name) != ENCODER:
+        if name in reasons and name not in chosen:
             lines.append(f"warning: {name}={value} has no effect: {reasons[name]}")
     return lines

@@ -13,7 +13,6 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.scores import CrossEncoderEstimator
 from soft_trainer.hub_files import split_revision
-from soft_trainer.option_spec import ENCODER
 from soft_trainer.options.defaults import train_without_teacher
 from soft_trainer.options.fields import EstimatorOptions
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -65,7 +64,7 @@ def estimator_of_run(
     try:
         return choose_estimator(args, profile.query_columns, trust_remote_code)
     except UserError as error:
-        if args.teacher is None or args.origins.get("teacher") != ENCODER:
+        if args.teacher is None or "teacher" not in args.by_encoder:
             raise
         train_without_teacher(args)
         name = args.estimator

@@ -149,19 +149,6 @@ class DataArguments:
         return named
 
     @property
-    def unread(self) -> dict[str, str]:
-        """The options that have no effect beside the others, each with the reason."""
-        reasons = {}
-        if not (self.data_dir or self.eval_data_dir):
-            names = (*COLUMN_OPTIONS, "test_fraction", "split_seed")
-            reasons |= dict.fromkeys(names, "neither data_dir nor eval_data_dir is set")
-        if self.data_dir or self.source_dir:
-            reasons["dataset_name"] = "the rows come from data_dir or source_dir"
-        if self.source_dir is None:
-            reasons |= dict.fromkeys(("extra_source_dir", "mining_keep"), "no source_dir is mined")
-        return reasons
-
-    @property
     def from_hub(self) -> bool:
         """True if the rows come from the Hub rather than from local files."""
         if self.data_dir and not self.sources:
@@ -386,18 +373,6 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
         loss = self.loss not in WITHOUT_ESTIMATOR or self.cancel != "none" or self.distill_weight > 0
         finds = bool(self.negatives_per_query) and (split is None or split.judgments.negatives is None)
         return loss or self.train_sampling_strategy == "similar" or finds
-
-    @property
-    def unread(self) -> dict[str, str]:
-        """The options for the estimator that have no effect beside the others, each with the reason."""
-        reasons = {}
-        bm25 = ("bm25_idf", "bm25_scope", "bm25_document_column")
-        if self.estimator not in (None, "none") and not self.reads_estimator():
-            why = "loss=info_nce has no weights, and neither batches nor negatives use an estimator"
-            reasons |= dict.fromkeys(("estimator", *bm25), why)
-        if self.estimator != "bm25":
-            reasons |= dict.fromkeys(bm25, "the estimator is not bm25")
-        return reasons
 
 
 def check_steps(options: Mapping[str, object]) -> None:

@@ -116,10 +116,3 @@ class ModelArguments:
             raise UserError("dtype and attn_implementation do not apply with from_scratch; drop them")
         if self.lora_r is not None:
             raise UserError("lora_r: an encoder from scratch has no trained weights to freeze; drop lora_r")
-
-    @property
-    def unread(self) -> dict[str, str]:
-        """The options that have no effect beside the others, each with the reason."""
-        if self.from_scratch is None:
-            return {"vocabulary_size": "it needs from_scratch"}
-        return {"model_revision": "from_scratch does not load an encoder"}

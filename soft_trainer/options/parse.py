@@ -41,7 +41,7 @@ def parse(
 
     Returns:
         One instance of each dataclass. The attribute `named` of each has the names of all options that were set, in
-        any dataclass, and `of_recipe` the names of those that only the recipe set. `from_command_line` is True.
+        any dataclass. `from_command_line` is True.
 
     Raises:
         SystemExit: `--help` or `--help_all` was printed.
@@ -95,7 +95,6 @@ def parse(
     named = _named_options(argv, actions)
     for instance in parsed:
         instance.named = named
-        instance.of_recipe = named - in_shell
         instance.from_command_line = True
     return tuple(parsed)
 

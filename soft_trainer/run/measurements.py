@@ -21,7 +21,6 @@ from soft_trainer.evaluation.results import change_of_mrr
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_corpus, by_query, means
 from soft_trainer.files import PROFILE_FILE
 from soft_trainer.model_card import write_model_card
-from soft_trainer.option_spec import unread_lines
 from soft_trainer.options.fields import CODESEARCHNET
 from soft_trainer.run.record import draw_training, training_numbers, write_run
 from soft_trainer.run.reporting import print_results
@@ -51,9 +50,6 @@ class Measurements(TrainerCallback):
         self.statistics: dict[str, dict] = {}
         if getattr(trainer.args, "report", False):
             self._measure_rows()
-        for options in trainer.details.options:
-            for line in unread_lines(options, options.unread):
-                print_on_main(line)
         trainer.pop_callback(Measurements)  # of an earlier training
         trainer.add_callback(self)
 

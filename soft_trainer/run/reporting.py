@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import torch
 from huggingface_hub import get_token
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
@@ -21,22 +21,11 @@ from soft_trainer.options.defaults import LORA_RATE
 from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, shows_bars, table
 
-# The options behind some rows of the table before training. Other rows have the name of their option.
-OPTION_OF = {
-    "pairs per batch and process": "per_device_train_batch_size",
-    "batches": "train_sampling_strategy",
-    "learning rate": "learning_rate",
-    "epochs": "num_train_epochs",
-    "steps": "max_steps",
-    "warm-up": "warmup_steps",
-}
 SPEED = ("_runtime", "_per_second", "_pool_size")  # suffixes of metrics that do not measure the model
 
 
-def banner(
-    args: TrainingArguments, loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str
-) -> str:
-    """Formats the training settings as a table to print before training, with who chose each (see `apply_defaults`).
+def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str) -> str:
+    """Formats the training settings as a table to print before training.
 
     Args:
         loss, setup: the results of `loss_table` and `setup_table`.
@@ -46,8 +35,6 @@ def banner(
     if rows.get("loss") == "info_nce":
         rows["loss"] = "info_nce, no weights"
     rows = {label: value for label, value in rows.items() if value is not None}
-    if getattr(args, "precision_is_default", False):
-        rows["precision"] += f" (default: this {args.device.type.replace('cuda', 'gpu').upper()} computes in it)"
     if setup["processes"] > 1:
         rows["processes"] = f"{setup['processes']} ({distributed_type})"
     rows["score"] = f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"
@@ -55,11 +42,7 @@ def banner(
     for side, text in {"query": encoder.query_prefix, "code": encoder.code_prefix}.items():
         if text:
             rows[f"before every {side}"] = json.dumps(text) + note
-    origins = getattr(args, "origins", None)
-    if origins is None:  # plain `TrainingArguments`
-        return table(("training", ""), list(rows.items()))
-    lines = [(label, value, origins.get(OPTION_OF.get(label, label))) for label, value in rows.items()]
-    return table(("training", "", "chosen by"), lines)
+    return table(("training", ""), list(rows.items()))
 
 
 def warnings_of(trainer) -> list[str]:
@@ -70,7 +53,7 @@ def warnings_of(trainer) -> list[str]:
     model = trainer.model
     warnings = []
     if isinstance(args, TrainingOptions):
-        warnings += unread_lines(args, plan.unread | args.unread)
+        warnings += unread_lines(args, plan.unread)
     if args.hub_model_id and not args.push_to_hub and not (args.hub_token or get_token()):
         warnings.append(f"warning: hub_model_id={args.hub_model_id}: log in with `hf auth login` before pushing")
     if encoder.score_function == "cosine" and encoder.score_scale == 1:

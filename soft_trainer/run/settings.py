@@ -17,6 +17,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.options.defaults import estimator_name
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run import preflight
 from soft_trainer.run.saving import SavingTrainer
 from soft_trainer.run.setup import Setup
@@ -73,9 +74,8 @@ class PlannedTrainer(SavingTrainer):
             return
         if self.estimator_callback and self.estimator_callback.by_default:
             self.remove_callback(self.estimator_callback)
-            if getattr(self.args, "origins", None) is not None:
+            if isinstance(self.args, SoftInfoNCETrainingArguments):
                 self.args.estimator = estimator_name(callback.estimator)
-                self.args.origins["estimator"] = "you"
         find_estimator_callback([self.estimator_callback, callback])  # raises UserError if there are two
         super().add_callback(callback)
         self._bind_estimator()

@@ -17,7 +17,7 @@ from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.estimators.registry import choose_estimator, estimator_of_run
-from soft_trainer.option_spec import ENCODER, changed_options
+from soft_trainer.option_spec import changed_options
 from soft_trainer.options.defaults import apply_defaults, default_output_dir
 from soft_trainer.options.fields import EstimatorOptions
 from soft_trainer.options.resolve import Plan
@@ -140,7 +140,7 @@ def _chosen_estimator(
     A loss of the user's and batches too small for Eq. 4 train with InfoNCE, unless the arguments ask for weights.
     """
     plain = not isinstance(args, SoftInfoNCETrainingArguments)
-    by_default = plain or args.origins.get("estimator") == ENCODER
+    by_default = plain or "estimator" in args.by_encoder
     weighs = plain or (args.estimator == "bm25" and args.loss is None)
     if by_default and weighs:
         pairs = args.per_device_train_batch_size

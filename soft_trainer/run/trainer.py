@@ -233,7 +233,7 @@ class RunTrainer(PlannedTrainer):
         if self.compute_metrics is not None:
             preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset, self._metrics_of_three)
         kind = self.accelerator.distributed_type.value
-        table = banner(self.args, loss_table(self), setup_table(self), self.encoder, kind)
+        table = banner(loss_table(self), setup_table(self), self.encoder, kind)
         print_on_main("\n".join([table, *warnings_of(self)]))
         pairs = self.plan.batch_size * self.plan.processes * self.args.gradient_accumulation_steps
         read = self.args.max_steps * pairs
@@ -374,9 +374,6 @@ class RunTrainer(PlannedTrainer):
         No callback runs after the model exists and before a checkpoint is loaded.
         """
         super()._hp_search_setup(trial)
-        if trial is not None and getattr(self.args, "origins", None) is not None:
-            chosen = trial if isinstance(trial, Mapping) else self.hp_space(trial)
-            self.args.origins |= dict.fromkeys(chosen, "trial")
         self._prepare_training()
 
     def _get_grad_norm(self, model, grad_norm=None):
