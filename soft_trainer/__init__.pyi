@@ -25,7 +25,6 @@ from .losses import (
     soft_info_nce as soft_info_nce,
     weighted_info_nce as weighted_info_nce,
 )
-from .merging import merge_encoders as merge_encoders
 from .options.fields import DataArguments as DataArguments
 from .options.model import ModelArguments as ModelArguments
 from .options.training import SoftInfoNCETrainingArguments as SoftInfoNCETrainingArguments
@@ -69,7 +68,6 @@ __all__ = [
     "kl_regularized_info_nce",
     "load_encoder",
     "load_rows",
-    "merge_encoders",
     "negative_weights",
     "positive_aware_weights",
     "soft_info_nce",

@@ -86,7 +86,6 @@ def test_statistics_of_weights_need_no_float64_on_the_device():
         targets = criterion.targets(torch.arange(6), similarity=similarity)
         callback.observe(targets.mapped(place), place(scores), 0.1)
         found.append(callback.statistics())
-        assert sum(callback.histogram["counts"]) == 30
     assert found[0] == found[1] and found[0]["weight_mean"] > 0
 
 

@@ -27,7 +27,6 @@ COMMANDS = {
     "evaluate": "evaluate an encoder on a data set, without training",
     "mine": "mine training rows from a source tree",
     "distil": "make a static encoder, which trains in a minute and searches without torch",
-    "merge": "merge trained encoders with the encoder before training",
     "index": "index a source tree, to search it",
     "search": "search an index from the shell, on a web page, or from an agent",
     "evaluate-search": "evaluate search over source trees",

@@ -1,11 +1,9 @@
 """Compare two runs query by query: how much better one run ranks, how certain that is, and which queries changed most.
 
 soft-trainer compare RUN_A RUN_B
-soft-trainer compare 'outputs/study/*/ours/*' 'outputs/study/*/baseline/*'
 
-RUN_A and RUN_B are output folders of runs, or files of ranks in them. Positive differences favour RUN_A. Two patterns
-compare two methods over all sets and seeds of a study. Two runs are paired if each * matches the same text in both
-paths.
+RUN_A and RUN_B are output folders of runs, or files of ranks in them. Positive differences favour RUN_A. To compare
+methods over several seeds, use `soft-trainer report`.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run_a", metavar="RUN_A", help="output folder of a run, or a file ranks-*.parquet")
     add("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
-    add("--split", default="test", help="split to compare (default: test); patterns accept several, comma-separated")
+    add("--split", default="test", help="split to compare (default: test)")
     add("--system", default="trained", help="trained (the default), untrained (before training), lexical or combined")
     add("--number", type=int, default=5, help="number of queries to show, largest changes first (default: 5)")
 
@@ -27,19 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Prints a comparison of two runs, and the queries whose reciprocal ranks differ most."""
     # Imported here, so that --help does not wait for torch.
-    from soft_trainer.studies.compare import (
-        Pairing,
-        compare_patterns,
-        describe,
-        describe_sets,
-        ranks_of,
-        verdict,
-    )
+    from soft_trainer.studies.compare import Pairing, describe, ranks_of, verdict
 
-    if "*" in arguments.run_a + arguments.run_b:
-        sets = compare_patterns(arguments.run_a, arguments.run_b, arguments.split, arguments.system)
-        sys.stdout.write(describe_sets(sets) + "\n")
-        return
     a = ranks_of(arguments.run_a, arguments.split, arguments.system)
     b = ranks_of(arguments.run_b, arguments.split, arguments.system)
     pairing = Pairing([a], [b])

@@ -28,7 +28,7 @@ from soft_trainer.terminal import one_line_errors, print_on_main
 SHARED = {}
 for kind in (DataArguments, TrainingOptions, ModelArguments):
     SHARED[kind] = [name for name, declared in option_specs(kind).items() if declared.evaluation]
-ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "training", "weights")
+ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "training")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import TrainerCallback
@@ -25,18 +24,11 @@ class EstimatorCallback(TrainerCallback):
     Args:
         estimator: an object with `fit(split)` and `similarity(query_rows, code_rows)`.
         by_default: True if nobody chose this estimator, so that another one replaces it (`Trainer.add_callback`).
-
-    Attributes:
-        histogram: the distribution of the negatives' weights in the last logged step, with the keys `edges` and
-            `counts`, or None before the first logged step.
     """
-
-    BINS = 40
 
     def __init__(self, estimator, by_default: bool = False):
         self.estimator = estimator
         self.by_default = by_default
-        self.histogram: dict[str, list] | None = None
         self._last: dict | None = None
 
     def fit(self, split: Split) -> None:
@@ -71,9 +63,6 @@ class EstimatorCallback(TrainerCallback):
         number = (weights > 0).sum(1)
         if not len(valid):
             return {}
-        # Equal bins from 0 to the largest weight, or to 1.
-        counts, edges = np.histogram(valid.numpy(force=True), self.BINS, (0.0, max(float(valid.max()), 1.0)))
-        self.histogram = {"edges": [round(edge, 6) for edge in edges.tolist()], "counts": counts.tolist()}
         shares = weights / weights.sum(1, keepdim=True).clamp_min(1e-12)
         entropy = torch.special.entr(shares).sum(1) / number.double().log().clamp_min(1e-12)
         hardest = scores.masked_fill(weights == 0, -torch.inf).amax(1)

@@ -245,9 +245,7 @@ def check_options(args: TrainingArguments) -> None:
     if getattr(args, "gradient_cache_chunk_size", None) is not None and args.deepspeed_plugin is not None:
         raise UserError("gradient_cache_chunk_size: DeepSpeed allows one backward pass per step; use DDP or FSDP")
     if getattr(args, "merge_ratio", None) is not None and (args.fsdp or args.deepspeed):
-        raise UserError(
-            "merge_ratio: with FSDP or DeepSpeed, no process has all weights; use soft-trainer merge after training"
-        )
+        raise UserError("merge_ratio: with FSDP or DeepSpeed, no process has all weights")
     if args.auto_find_batch_size and args.world_size > 1:
         raise UserError(
             "auto_find_batch_size: works only with one process, because the others would wait for the one that runs "

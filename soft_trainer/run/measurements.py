@@ -15,14 +15,15 @@ from soft_trainer.data.columns import row_texts, text_column
 from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics, statistics_table
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation.figures import draw_training
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import retrieval_metrics
 from soft_trainer.evaluation.results import change_of_mrr
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_corpus, by_query, means
-from soft_trainer.files import PROFILE_FILE
+from soft_trainer.files import PROFILE_FILE, TRAINING_PICTURE
 from soft_trainer.model_card import write_model_card
 from soft_trainer.options.fields import CODESEARCHNET
-from soft_trainer.run.record import draw_training, training_numbers, write_run
+from soft_trainer.run.record import training_numbers, write_run
 from soft_trainer.run.reporting import print_results
 from soft_trainer.terminal import print_on_main
 
@@ -148,7 +149,7 @@ class Measurements(TrainerCallback):
         record = self.trainer.record()
         # A run that only evaluates keeps the card of an encoder that an earlier run left in the folder.
         if (path / PROFILE_FILE).is_file() and self.folder.trains:
-            draw_training(path, state.log_history)
+            draw_training({"run": [state.log_history]}, path / TRAINING_PICTURE)
             if getattr(self.trainer.args, "model_card", True):
                 write_model_card(path, record)
         write_run(self, record, train=training_numbers(state))

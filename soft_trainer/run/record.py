@@ -1,14 +1,12 @@
 """Makes the record of a run, `run.json`, which the model card, `compare` and `report` are written from.
 
-Also writes everything else that a run leaves beside its encoder: metrics, ranks, the card and a picture.
+Also writes the metrics and the ranks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 from transformers import TrainerState
 
@@ -16,9 +14,8 @@ from soft_trainer.data.languages import languages_in
 from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
-from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.evaluation.results import save_ranks
-from soft_trainer.files import DEPENDS_ON, RECORD_FORMAT, TRAINING_PICTURE, write_results
+from soft_trainer.files import DEPENDS_ON, RECORD_FORMAT, write_results
 from soft_trainer.fingerprints import environment, plain_settings
 from soft_trainer.hub_files import public_name
 from soft_trainer.model_card import license_of
@@ -27,8 +24,6 @@ from soft_trainer.options.defaults import estimator_name
 from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.run.fingerprint import affects_results, option_values
 from soft_trainer.training.negatives import negatives_to_draw
-
-PLOTTED = {"loss": "training loss", "eval_mrr": "MRR on valid"}  # keys of the trainer's log, with titles of plots
 
 
 def trainer_record(trainer, statistics: Mapping | None = None) -> dict:
@@ -57,7 +52,6 @@ def trainer_record(trainer, statistics: Mapping | None = None) -> dict:
         if isinstance(trainer.eval_dataset, Split):
             splits["valid"] = trainer.eval_dataset
         statistics = data_statistics(splits, trainer.encoder, trainer.processing_class)
-    callback = trainer.estimator_callback
     record = {
         "model_id": trainer.hub_model_id,
         "loss": loss_table(trainer),
@@ -72,7 +66,6 @@ def trainer_record(trainer, statistics: Mapping | None = None) -> dict:
         "options": public_options(*trainer.details.options, args),
         DEPENDS_ON: trainer.run_fingerprint,
         "estimator": estimator,
-        "weights": callback.histogram if callback else None,
         "encoder": encoder,
     }
     if trainer.merging:
@@ -237,27 +230,3 @@ def write_run(run, record: Mapping, **parts: Mapping[str, float]) -> None:
             prefix = name if system == "trained" else f"{name}_{system}"
             metrics |= {f"{prefix}_{metric}": value for metric, value in output.metrics.items()}
     write_results(folder.path, record, **parts, eval=metrics)
-
-
-def draw_training(folder: Path, history: Sequence[Mapping]) -> Path | None:
-    """Draws `training.png`: the loss and the MRR at each step.
-
-    Args:
-        history: the trainer's log.
-
-    Returns:
-        The path of the file, or None if matplotlib (the extra `plots`) is missing, or if the log has fewer than two
-        losses and fewer than two MRRs.
-    """
-    points = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in PLOTTED}
-    drawn = [name for name in PLOTTED if len(points[name]) > 1]
-    if not drawn or importlib.util.find_spec("matplotlib") is None:
-        return None
-    figure = new_figure(4 * len(drawn), 3)
-    for column, name in enumerate(drawn):
-        axes = figure.add_subplot(1, len(drawn), column + 1)
-        axes.plot(*zip(*points[name], strict=True), color=COLORS[column], marker=".")
-        axes.set_xlabel("step")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_title(PLOTTED[name])
-    return save_png(figure, folder / TRAINING_PICTURE)

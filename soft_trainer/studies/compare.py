@@ -1,10 +1,7 @@
-"""Compares two runs on the same queries, or two methods over many runs, by MRR with confidence intervals."""
+"""Compares runs, or methods over several seeds, on the same queries, by MRR with confidence intervals."""
 
 from __future__ import annotations
 
-import glob
-import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +19,7 @@ from soft_trainer.evaluation.significance import (
     difference_text,
     reciprocal_ranks,
 )
-from soft_trainer.terminal import shortened, table
+from soft_trainer.terminal import shortened
 
 
 def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:
@@ -156,7 +153,7 @@ def p_text(p: float, equals: str = "") -> str:
     return f"{equals}{p:.3f}"
 
 
-# ---- Two methods over several sets and seeds ----
+# ---- Two methods over several seeds ----
 
 
 @dataclass(frozen=True)
@@ -165,7 +162,6 @@ class SetComparison:
 
     name: str
     reciprocal: tuple[np.ndarray, np.ndarray]  # the reciprocal ranks of each method, float64[S, Q]
-    runs: tuple = ()  # what tells the S pairs of runs from others
 
     @property
     def differences(self) -> np.ndarray:
@@ -175,86 +171,3 @@ class SetComparison:
     def compare(self) -> Comparison:
         """Returns the comparison of the two methods over seeds and queries."""
         return compare_crossed([self.differences])
-
-
-def describe_sets(sets: Sequence[SetComparison]) -> str:
-    """Returns, as text, the verdict, a table with a line for each set and one for all sets, and the p-value.
-
-    The MRR of all sets is the mean over their queries, averaged over seeds. Sets that the same runs were measured on
-    share their seeds.
-    """
-    rows = []
-    sides = ([], [])
-    strata: dict[tuple, list] = defaultdict(list)
-    for each in sets:
-        a, b = (values.mean() for values in each.reciprocal)
-        rows.append([each.name, *each.differences.shape, a, b, difference_text(a - b, each.compare().interval)])
-        for side, values in zip(sides, each.reciprocal, strict=True):
-            side.extend(values.mean(0))
-        strata[each.runs].append(each.differences)
-    a, b = map(np.mean, sides)
-    comparison = compare_crossed([np.concatenate(differences, axis=1) for differences in strata.values()])
-    rows.append(["all", None, len(sides[0]), a, b, difference_text(a - b, comparison.interval)])
-    header = ["set", "seeds", "queries", "MRR of A", "MRR of B", "A - B (95 % interval)"]
-    over = "over seeds and queries"
-    if all(len(each.differences) == 1 for each in sets):
-        over = "over queries only; says nothing about other seeds"
-    test = f"p {p_text(comparison.p, '= ')} ({over})"
-    return f"{verdict(a, b, comparison)}\n\n{table(header, rows, floats='.4f')}\n\n{test}"
-
-
-def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained") -> list[SetComparison]:
-    """Compares the runs that match two patterns, such as `outputs/study/*/ours/*`.
-
-    Two runs form a pair if each `*` matches the same text in both. Pairs with the same queries count as seeds of one
-    evaluation set.
-
-    Args:
-        split: comma-separated evaluation sets. A pair of runs may lack some of the sets.
-
-    Raises:
-        UserError: a pattern has no `*` or matches no run, or a run has no counterpart or no ranks.
-    """
-    folders_of_a = _folders(a)
-    folders_of_b = _folders(b)
-    for folders, partners, pattern in ((folders_of_a, folders_of_b, b), (folders_of_b, folders_of_a, a)):
-        for parts in sorted(folders.keys() - partners.keys()):
-            raise UserError(f"{folders[parts]}: no matching run in {pattern}")
-    sets: dict[tuple, list[tuple]] = defaultdict(list)  # parts of the name and ranks, by queries and corpus
-    names = [name.strip() for name in split.split(",")]
-    for parts in sorted(folders_of_a):
-        run_a = folders_of_a[parts]
-        run_b = folders_of_b[parts]
-        present = []
-        for name in names:
-            file = f"ranks-{name}-{system}.parquet"
-            if (run_a / file).is_file() or (run_b / file).is_file():
-                present.append(name)
-        for name in present or names:  # if there are none, the first raises an error
-            ours = ranks_of(run_a, name, system)
-            theirs = ranks_of(run_b, name, system)
-            sets[tuple(sorted(ours.queries)), ours.pool_size, ours.corpus].append(((*parts, name), ours, theirs))
-    comparisons = []
-    for seeds in sets.values():
-        labels, ours, theirs = zip(*seeds, strict=True)
-        # The name of a set consists of the parts that its seeds share.
-        common = "/".join(parts[0] for parts in zip(*labels, strict=True) if len({*parts}) == 1)
-        runs = tuple(parts[:-1] for parts in labels)
-        comparisons.append(SetComparison(common or "all", tuple(Pairing(ours, theirs).by_seed), runs))
-    return comparisons
-
-
-def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
-    """Returns the folders that match a pattern such as `out/*/ours/*`, keyed by the texts that each `*` matches."""
-    if "*" not in pattern:
-        raise UserError(f"{pattern}: replace the sets and seeds with *, in both patterns or in neither")
-    parts = pattern.rstrip("/").split("*")  # only a star is a wildcard
-    expression = re.compile("([^/]*)".join(map(re.escape, parts)))
-    folders = {}
-    for folder in glob.glob("*".join(map(glob.escape, parts))):
-        match = expression.fullmatch(folder)
-        if match and Path(folder).is_dir():
-            folders[match.groups()] = Path(folder)
-    if not folders:
-        raise UserError(f"{pattern}: no such folders")
-    return folders

@@ -10,18 +10,19 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation.figures import draw_training
 from soft_trainer.evaluation.ranked_queries import LABELS
 from soft_trainer.evaluation.significance import difference_text, holm
 from soft_trainer.files import (
     NUMBERS,
     RECORD,
+    TRAINING_PICTURE,
     check_writable,
     read_json,
     reporting_disk_errors,
     write_text,
 )
 from soft_trainer.studies.compare import Pairing, SetComparison, p_text, ranks_of
-from soft_trainer.studies.pictures import draw_pictures
 from soft_trainer.terminal import table
 
 PAGE = "report.md"
@@ -199,9 +200,9 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
     check_writable(output_dir, f"output_dir={output_dir}")
     with reporting_disk_errors(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
-        pictures = draw_pictures(methods, compared[next(iter(names))], output_dir)
-        for title, path in pictures.items():
-            parts.append(f"## {title}\n\n![{title}]({path.name})")
+        logs = {method: [run.log for run in of_method] for method, of_method in methods.items()}
+        if picture := draw_training(logs, output_dir / TRAINING_PICTURE):
+            parts.append(f"## Training\n\n![Loss and MRR by step]({picture.name})")
         parts += ["## Runs", runs_table(runs)]
         if excluded:
             parts += ["## Skipped or not compared", "\n".join(f"- {line}" for line in excluded)]

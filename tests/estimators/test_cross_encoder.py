@@ -14,7 +14,6 @@ from soft_trainer import (
     distil_static,
     distributed,
     load_encoder,
-    merge_encoders,
 )
 from soft_trainer.data.load import training_split
 from soft_trainer.encoders.profiles import is_cross_encoder
@@ -183,7 +182,6 @@ EXPECTED = {
     "load_encoder": lambda folder, out: load_encoder(folder, device="cpu"),
     "trainer": lambda folder, out: SoftInfoNCETrainer(str(folder), SoftInfoNCETrainingArguments(str(out))),
     "distil": lambda folder, out: distil_static(str(folder), out),
-    "merge": lambda folder, out: merge_encoders(str(folder), [str(folder)], 0.5, out),
     "simcse": lambda folder, out: choose_estimator(
         EstimatorOptions(estimator="simcse", estimator_model=str(folder))
     ).fit(training_split([{"query": "q", "code": "c"}])),

@@ -14,8 +14,9 @@ from torch.nn.functional import normalize
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.data.load import make_splits
 from soft_trainer.data.split import Split
+from soft_trainer.evaluation.figures import draw_training
 from soft_trainer.run.measurements import Measurements
-from soft_trainer.run.record import draw_training, setup_table
+from soft_trainer.run.record import setup_table
 from soft_trainer.run.setup import RunDetails
 
 
@@ -212,8 +213,8 @@ def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folder
 
 def test_the_course_of_a_training_is_drawn_from_two_values_on(tmp_path, monkeypatch):
     log = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5, "eval_mrr": 0.2}]
-    path = draw_training(tmp_path, log)
-    assert path.name == "training.png" and path.read_bytes().startswith(b"\x89PNG")
-    assert draw_training(tmp_path, log[:1]) is None
+    path = draw_training({"run": [log]}, tmp_path / "training.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert draw_training({"run": [log[:1]]}, path) is None
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert draw_training(tmp_path, log) is None
+    assert draw_training({"run": [log]}, path) is None

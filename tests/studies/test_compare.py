@@ -16,7 +16,7 @@ from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput
 from soft_trainer.evaluation.significance import Comparison, Interval, compare_paired, reciprocal_ranks
-from soft_trainer.studies.compare import Pairing, SetComparison, compare_patterns, describe_sets, verdict
+from soft_trainer.studies.compare import Pairing, verdict
 from soft_trainer.terminal import shortened
 
 
@@ -62,18 +62,6 @@ def test_the_command_says_how_much_how_sure_and_which_queries(make_run, capsys):
 )
 def test_a_comparison_begins_with_its_verdict(a, b, interval, p, changed, line):
     assert line in verdict(a, b, Comparison(a - b, Interval(*interval), p, changed, 0, 100))
-
-
-def test_sets_of_the_same_runs_share_their_seeds():
-    """Two sets that each seed improves or worsens together are as uncertain as one; those of other runs are not."""
-    differences = np.array([[0.01], [-0.01], [0.04]]) + np.random.default_rng(0).normal(0, 0.01, (3, 100))
-    runs = {"same runs": ("a", "a"), "other runs": ("a", "b")}
-    widths = {}
-    for name, of_sets in runs.items():
-        sets = [SetComparison(str(run), (differences, 0 * differences), tuple(run)) for run in of_sets]
-        low, high = describe_sets(sets).split("| all")[1].split("(")[1].split(")")[0].split(" to ")
-        widths[name] = float(high) - float(low)
-    assert widths["other runs"] < 0.6 * widths["same runs"]
 
 
 def test_queries_are_paired_by_url_whatever_their_order(ranked):
@@ -123,76 +111,6 @@ def test_a_file_of_ranks_stands_for_a_run_but_not_that_of_another_version(make_r
     pq.write_table(pq.read_table(folder / "ranks-test-trained.parquet").drop_columns(["key"]), old)
     with refused("old.parquet: not the ranks of a run, or written by another version"):
         run_command(["compare", str(folder), str(old)])
-
-
-# ---- Two methods over several sets and seeds ----
-
-
-@pytest.fixture
-def study(make_run, tmp_path):
-    """Writes runs of two methods with two seeds on two sets. The second set has one more query."""
-    ranks = {
-        ("ruby", "ours"): ([1, 2, 4], [1, 1, 4]),
-        ("ruby", "other"): ([1, 4, 4], [2, 2, 4]),
-        ("go", "ours"): ([1, 1, 2, 2], [1, 1, 1, 2]),
-        ("go", "other"): ([1, 2, 2, 2], [1, 1, 1, 2]),
-    }
-    for (language, method), seeds in ranks.items():
-        for seed, values in enumerate(seeds):
-            make_run(f"{language}/{method}/{seed}", values, language=language)
-    return tmp_path / "outputs"
-
-
-def patterns(study) -> tuple[str, str]:
-    return f"{study}/*/ours/*", f"{study}/*/other/*"
-
-
-def test_runs_are_paired_by_the_text_in_place_of_the_stars(study):
-    pooled = compare_patterns(*patterns(study))
-    sets = [(each.name, each.differences.shape) for each in pooled]
-    assert sets == [("go/test", (2, 4)), ("ruby/test", (2, 3))]
-    assert pooled[1].differences.tolist() == [[0, 1 / 4, 0], [1 / 2, 1 / 2, 0]]
-
-
-def test_the_command_prints_a_line_for_each_set_and_one_for_all(study, capsys):
-    run_command(["compare", *patterns(study)])
-    lines = capsys.readouterr().out.splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")][2:]
-    assert [row[0] for row in rows] == ["go/test", "ruby/test", "all"]
-    ours = np.mean([1, 1, 3 / 4, 1 / 2, 1, 3 / 4, 1 / 4])
-    assert rows[-1][2:4] == ["7", f"{ours:.4f}"] and rows[-1][-1].startswith("+0.1250 (")
-    assert lines[-1].startswith("p ")
-
-
-def test_corpora_of_equal_size_are_sets_apart_and_a_run_without_a_partner_is_named(study, make_run, write_ranks):
-    for method in ("ours", "other"):
-        write_ranks(study / f"go/{method}/1/ranks-test-trained.parquet", [1, 1, 1, 2], other=1)
-    sets = [(each.name, len(each.differences)) for each in compare_patterns(*patterns(study))]
-    assert sets == [("go/0/test", 1), ("go/1/test", 1), ("ruby/test", 2)]
-    make_run("php/ours/0", [1, 2])
-    for other, words in (
-        ("*/other/*", ["php/ours/0: no matching run in ", "other"]),
-        ("*/nothing/*", ["nothing/", ": no such folders"]),
-        ("ruby/other/0", ["replace the sets and seeds with *"]),
-    ):
-        with refused(*words):
-            compare_patterns(f"{study}/*/ours/*", f"{study}/{other}")
-
-
-def test_brackets_in_the_name_of_a_folder_are_no_pattern(study):
-    other = study.rename(study.with_name("study [1]?"))
-    assert compare_patterns(*patterns(other))[0].name == "go/test"
-
-
-def test_a_set_that_some_runs_have_is_taken_from_those(study, write_ranks):
-    for method, ranks in (("ours", [1, 2]), ("other", [2, 2])):
-        for seed in (0, 1):
-            write_ranks(study / f"go/{method}/{seed}/ranks-valid-trained.parquet", ranks)
-    pooled = compare_patterns(*patterns(study), split="valid,test")
-    assert [each.name for each in pooled] == ["go/valid", "go/test", "ruby/test"]
-    (study / "go/ours/0/ranks-valid-trained.parquet").unlink()
-    with refused("go/ours/0: no ranks of valid"):
-        compare_patterns(*patterns(study), split="valid,test")
 
 
 def saved(path, columns=("docstring",), **changes):
