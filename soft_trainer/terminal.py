@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import itertools
-import json
 import logging
 import os
 import sys
@@ -48,26 +46,13 @@ def quiet_libraries() -> None:
 def print_on_main(text: str) -> None:
     """Writes `text` to standard error, on the main process only. The text overwrites an unfinished progress bar.
 
-    A notebook shows standard error in red, so the text goes to the cell's output instead, with tables as HTML.
+    A notebook shows standard error in red, so the text goes to the cell's output instead.
     """
     if _is_main() and in_notebook():
-        _display(text)
+        sys.stdout.write(f"{text}\n")
     elif _is_main():
         sys.stderr.write(f"\r{text}\n" if shows_bars() else f"{text}\n")
         sys.stderr.flush()
-
-
-def _display(text: str) -> None:
-    """Shows `text` in a notebook, with its Markdown tables as HTML tables."""
-    from IPython.display import HTML, display  # only notebooks have it
-    from tabulate import tabulate  # slow to import
-
-    for is_table, lines in itertools.groupby(text.strip("\n").splitlines(), lambda line: line.startswith("|")):
-        if not is_table:
-            sys.stdout.write("\n".join(lines) + "\n")
-            continue
-        header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-        display(HTML(tabulate(rows, header, tablefmt="html", disable_numparse=True)))
 
 
 class Progress:
@@ -230,11 +215,5 @@ def exit_on_user_error() -> Iterator[None]:
         wrong_path = isinstance(error, WRONG_PATH) and error.filename is not None
         if isinstance(error, OSError) and not wrong_path and error.errno not in FULL_DISK:
             raise
-        line = f"error: {' '.join(str(error).split())}"
-        sys.stderr.write(f"{line}\n")
-        path = os.environ.get("TORCHELASTIC_ERROR_FILE")  # where `torchrun` looks for the error to report
-        if path and _is_main():
-            details = {"py_callstack": line, "timestamp": str(int(time.time()))}
-            with contextlib.suppress(OSError), open(path, "w") as file:
-                json.dump({"message": {"message": line, "extraInfo": details}}, file)
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)

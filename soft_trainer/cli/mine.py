@@ -3,7 +3,6 @@
 soft-trainer mine SOURCE_DIR --output_dir DIR
 
 The rows are written to DIR as train, valid, test and codebase (.jsonl.gz), for `soft-trainer train --data_dir DIR`.
-With --negatives N, training rows also have N hard negatives and their scores, for --estimator scores.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import argparse
 import sys
 
 from soft_trainer.cli.shared_options import add_overwrite
-from soft_trainer.errors import UserError
 from soft_trainer.files import ROW_FILES, check_free
 from soft_trainer.mining.tree import PAIR_RULES, mine_to, mining_table, tree_language
-from soft_trainer.packaged import BASE
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import source_folder
 
@@ -28,20 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output_dir", required=True, help="folder for the rows")
     add("--num_workers", type=int, help="number of processes (default: one per CPU core)")
     add_overwrite(parser, "earlier rows")
-    add("--negatives", type=int, metavar="N", help="add N hard negatives to each training row, with their scores")
-    add("--model", help="with --negatives: the encoder that finds and scores them (default: base)")
     add("--keep", nargs="+", metavar="RULE", help=f"rules to ignore: {', '.join(PAIR_RULES)}")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Mines rows, and prints how many functions became rows and how many each rule dropped."""
     options = {name: value for name, value in vars(arguments).items() if value is not None}
-    negatives = options.pop("negatives", None)
-    model = options.pop("model", None)
-    if negatives is not None and negatives < 1:
-        raise UserError(f"negatives={negatives}: must be 1 or more")
-    if model is not None and negatives is None:
-        raise UserError("model: applies only with --negatives; add --negatives 4, or drop --model")
     if not options.pop("overwrite"):
         check_free(arguments.output_dir, ROW_FILES)
     options["source_dir"] = source_folder(options["source_dir"])
@@ -51,8 +40,4 @@ def run(arguments: argparse.Namespace) -> None:
     mined = mine_to(**options)
     sys.stdout.write(mining_table(mined) + "\n")
     folder = options["output_dir"]
-    if negatives is not None:
-        from soft_trainer.shell.mined_negatives import add_negatives  # needs torch, which is slow to import
-
-        add_negatives(folder, negatives, model or BASE)
     sys.stdout.write(f"Written to {folder}; to train on it: soft-trainer train --data_dir {folder}\n")

@@ -107,8 +107,7 @@ class CrossEncoderEstimator(ScoresEstimator):
         if split.judgments.negatives is None or not split.judgments.negatives.nnz:
             raise UserError(
                 f"{self.model_name_or_path}: a cross-encoder scores each query with its positive and its hard "
-                "negatives, and these rows name none; add a column 'negatives', for example with soft-trainer mine "
-                "--negatives 4"
+                "negatives, and these rows name none; add a column 'negatives'"
             )
 
     def load(self):

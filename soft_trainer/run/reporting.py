@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from huggingface_hub import get_token
@@ -19,9 +19,7 @@ from soft_trainer.evaluation.results import CHANGE, MARGIN, examples, metrics_ta
 from soft_trainer.option_spec import unread_lines
 from soft_trainer.options.defaults import LORA_RATE
 from soft_trainer.options.fields import TrainingOptions
-from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, shows_bars, table
-
-SPEED = ("_runtime", "_per_second", "_pool_size")  # suffixes of metrics that do not measure the model
+from soft_trainer.terminal import duration, print_on_main, shows_bars, table
 
 
 def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str) -> str:
@@ -98,75 +96,31 @@ class QuietBar(ProgressCallback):
 
 
 class ProgressLines(TrainerCallback):
-    """A callback that prints the step, loss, speed and time left at most every ten seconds, and evaluation metrics.
-
-    On a terminal, the lines appear above the progress bar.
-
-    Args:
-        loss: returns the mean loss since the last call, or None if there were no steps. By default, the lines show the
-            last logged loss, which is the mean over all processes.
-    """
-
-    def __init__(self, loss: Callable[[], float | None] | None = None):
-        self._loss = loss or (lambda: self._logged)
-        self._logged: float | None = None
+    """A callback that prints the step and the time left with each logged loss or MRR."""
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Starts the clock for speed and remaining time."""
+        """Starts the clock for the remaining time."""
         self._start = time.monotonic()
         self._first_step = state.global_step
-        self._next_line = self._start + LINE_SECONDS
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """Prints a progress line if ten seconds have passed since the last one."""
-        if time.monotonic() >= self._next_line and state.global_step < state.max_steps:
-            self._print(state, ended=False)
-            self._next_line = time.monotonic() + LINE_SECONDS
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Stores the logged loss or, if a short run has logged none, its mean."""
-        logs = logs or {}
-        self._logged = logs.get("loss", logs.get("train_loss") if self._logged is None else self._logged)
-
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        """Prints an evaluation's metrics, or only the MRRs if there are any."""
-        shown = {name: value for name, value in (metrics or {}).items() if not name.endswith(SPEED)}
-        shown = {name: value for name, value in shown.items() if name.endswith("_mrr")} or shown
-        numbers = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, float))
-        step = f"step {state.global_step:,} of {state.max_steps:,}: " if state.max_steps else ""
-        print_on_main(f"{step}{numbers}")
-
-    def on_train_end(self, args, state, control, **kwargs):
-        """Prints the final progress line, with the duration of training."""
-        self._print(state, ended=True)
-
-    def _print(self, state, ended: bool) -> None:
-        passed = time.monotonic() - self._start
-        seconds = passed / max(state.global_step - self._first_step, 1)
-        words = []
-        if (loss := self._loss()) is not None:
-            words.append(f"loss {loss:.4g}")
-        words.append(f"{1 / seconds:.3g} steps/s" if seconds < 1 else f"{seconds:.3g} s/step")
-        if ended:
-            words.append(f"trained in {duration(passed)}")
-        else:
-            words.append(f"{duration(seconds * (state.max_steps - state.global_step))} left")
-        print_on_main(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(words)}")
+        """Prints a line if there is a loss or an MRR."""
+        shown = [f"{name} {value:.4g}" for name, value in (logs or {}).items() if name.endswith(("loss", "mrr"))]
+        if not shown:
+            return
+        if done := state.global_step - self._first_step:
+            seconds = (time.monotonic() - self._start) / done
+            shown.append(f"{duration(seconds * (state.max_steps - state.global_step))} left")
+        print_on_main(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(shown)}")
 
 
 def show_progress(trainer) -> None:
     """Adds progress lines, above the bar if there is a terminal. Notebooks keep the table of `transformers`."""
-    shown = trainer.pop_callback(ProgressCallback)
-    if trainer.args.disable_tqdm or not shows_bars():
-        trainer.remove_callback(PrinterCallback)
-    elif shown is None:
+    if trainer.pop_callback(ProgressCallback) is None and trainer.pop_callback(PrinterCallback) is None:
         return
-    else:
+    if shows_bars() and not trainer.args.disable_tqdm:
         trainer.add_callback(QuietBar)
-    if trainer.args.world_size == 1:
-        trainer.add_callback(ProgressLines(lambda: trainer.ongoing.guard.mean_loss()))
-    else:
-        trainer.add_callback(ProgressLines())  # the guard knows only this process's losses
+    trainer.add_callback(ProgressLines)
 
 
 def results_text(results: Mapping[str, Mapping[str, Mapping]], chosen_on: Collection[str] = ()) -> str:

@@ -47,7 +47,6 @@ class FiniteGuard:
         self._pending: tuple[int, DelayedNumber, np.ndarray] | None = None
         self._pending_norm: tuple[int, DelayedNumber] | None = None
         self._rows_of_step: tuple[int, list[np.ndarray]] = (0, [])  # with accumulation, the rows of several batches
-        self._of_steps: dict[int, float] = {}
 
     def watch(self, step: int, loss: Tensor, rows: np.ndarray) -> None:
         """Checks the previous batch's loss and gradient, and stores this batch's loss for the next check.
@@ -87,7 +86,6 @@ class FiniteGuard:
                     before = "step {} had {:.4g}".format(*self._last_finite)
                 raise NotFiniteError(self._message(f"loss of step {step} is {value} ({before})", rows.tolist()))
             self._last_finite = (step, value)
-            self._of_steps[step] = self._of_steps.get(step, 0.0) + value
         if self._pending_norm is not None:
             step, norm = self._pending_norm
             self._pending_norm = None
@@ -95,15 +93,6 @@ class FiniteGuard:
             if not math.isfinite(value):
                 rows = np.concatenate(self._rows_of_step[1])
                 raise NotFiniteError(self._message(f"gradient of step {step} has the norm {value}", rows.tolist()))
-
-    def mean_loss(self) -> float | None:
-        """Returns the mean loss of the steps since the last call, or None if there were none."""
-        self.check()
-        losses = self._of_steps
-        self._of_steps = {}
-        if not losses:
-            return None
-        return sum(losses.values()) / len(losses)
 
     def _message(self, what: str, rows: list[int]) -> str:
         listed = "\n  ".join(f"row {row + 1} of train_dataset: {self._described(row)}" for row in rows)

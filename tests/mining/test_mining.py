@@ -7,23 +7,13 @@ from collections import Counter
 from unittest.mock import Mock
 
 import pytest
-from datasets import load_dataset
 from git_repositories import committed, git
 from refusals import refused
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
-from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
-from sentence_transformers.util import cos_sim
 
-from soft_trainer import load_encoder, load_rows
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import package_names
 from soft_trainer.mining.tree import _each_in_order, mine, mine_to, mining_table, tree_language
-from soft_trainer.packaged import located
 from soft_trainer.shares import assign_splits
 
 
@@ -257,40 +247,6 @@ def test_the_command_knows_the_names_of_trees(tmp_path, capsys, monkeypatch):
     for name in ("stdlib", "installed"):
         assert run_command(["mine", name, "--output_dir", str(tmp_path / name), "--num_workers", "1"]) == 0
         assert len(read(tmp_path / name, "train")) == 20
-
-
-@pytest.mark.slow
-def test_negatives_and_scores_are_those_of_the_encoder_and_sentence_transformers_trains_on_them(tmp_path):
-    words = ["mine", str(python_tree(tmp_path / "tree")), "--output_dir", str(tmp_path / "out"), "--num_workers", "1"]
-    assert run_command([*words, "--negatives", "2"]) == 0
-    plain = tmp_path / "plain"
-    run_command([*words[:2], "--output_dir", str(plain), "--num_workers", "1"])
-    assert len(read(tmp_path / "out", "train")) == len(read(plain, "train")) == 20
-    splits = load_rows(tmp_path / "out")
-    for name, split in load_rows(plain).items():
-        assert split.queries[:] == splits[name].queries[:]
-        assert split.corpus[:] == splits[name].corpus[: len(split.corpus)]
-    assert splits["train"].judgments.scores().nnz == 60
-    encoder = load_encoder("base", device="cpu")
-    for row in read(tmp_path / "out", "train"):
-        codes = [row["code"], row["negative_1"], row["negative_2"]]
-        cosines = cos_sim(encoder.encode_queries([row["docstring"]]), encoder.encode_codes(codes))[0]
-        assert row["scores"] == pytest.approx(cosines.tolist(), abs=1e-3)
-        assert max(row["scores"][1:]) <= 0.95 * row["scores"][0] + 1e-6
-        assert row["scores"][1] >= row["scores"][2]
-    mined = load_dataset("json", data_files=str(tmp_path / "out" / "train.jsonl.gz"), split="train")
-    mined = mined.select_columns(["docstring", "code", "negative_1", "negative_2", "scores"])
-    model = SentenceTransformer(str(located("base")), device="cpu")
-    args = SentenceTransformerTrainingArguments(str(tmp_path / "run"), max_steps=2, report_to="none", use_cpu=True)
-    found = SentenceTransformerTrainer(model, args, mined, loss=DistillKLDivLoss(model)).train()
-    # The model nearly has these scores already: sentence-transformers takes the plain mean of the vectors.
-    assert found.training_loss == pytest.approx(0, abs=1e-3)
-    for options, message in (
-        (["--negatives", "0"], "negatives=0: must be 1 or more"),
-        (["--model", "base"], "model:"),
-    ):
-        with refused(message):
-            run_command([*words[:2], "--output_dir", str(tmp_path / "other"), *options])
 
 
 class Threaded:

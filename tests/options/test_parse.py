@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from refusals import refused
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
@@ -193,15 +192,6 @@ def test_an_error_is_one_line_and_exit_code_2(capsys, error, line):
         raise error
     assert stopped.value.code == 2
     assert capsys.readouterr() == ("", f"error: {line}\n")
-
-
-def test_the_launcher_of_several_processes_reports_the_line(monkeypatch, tmp_path):
-    path = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-    with pytest.raises(SystemExit), exit_on_user_error():
-        raise UserError("no such folder")
-    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(path))
-    assert "error: no such folder" in str(ChildFailedError("train", {0: failure}))
 
 
 @pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Permission denied"), ZeroDivisionError()])

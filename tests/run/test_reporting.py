@@ -4,16 +4,12 @@ import io
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
-from transformers import TrainerState
 from transformers.utils.notebook import NotebookProgressCallback
 
 from soft_trainer import terminal
 from soft_trainer.run import reporting
-
-LINE = r"step {} of {}: loss \d+\.\d+, \S+ (steps/s|s/step), {}"
 
 
 class Clock:
@@ -26,22 +22,13 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_lines_come_at_most_every_ten_seconds_and_show_the_loss(trainer_of, monkeypatch, capsys, accumulated):
-    monkeypatch.setattr(reporting, "time", Clock())
-    options = {"max_steps": 8, "eval_strategy": "steps", "eval_steps": 4, "disable_tqdm": None}
-    trainer = trainer_of(**options, gradient_accumulation_steps=accumulated)
-    trainer.train()
+def test_lines_show_the_step_the_loss_and_the_mrr(trainer_of, capsys):
+    options = {"max_steps": 8, "eval_strategy": "steps", "eval_steps": 4, "disable_tqdm": None, "logging_steps": 4}
+    trainer_of(**options).train()
     output = capsys.readouterr()
-    lines = [line for line in output.err.splitlines() if re.match(r"step \d+ of 8", line)]
-    steps = [line for line in lines if "loss" in line]
-    assert 2 <= len(steps) < 8 and "it/s" not in output.err and not output.out
-    assert all(re.fullmatch(LINE.format(r"\d", 8, r"\d+ (s|min) left"), line) for line in steps[:-1])
-    assert re.fullmatch(LINE.format(8, 8, r"trained in \d+ s"), steps[-1])
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    shown = [float(re.search(r"loss ([\d.]+)", line)[1]) for line in steps]
-    assert min(losses) * 0.99 <= min(shown) and max(shown) <= max(losses) * 1.01
-    assert [line.split(":")[0] for line in lines if "eval_mrr" in line] == ["step 4 of 8", "step 8 of 8"]
+    assert re.search(r"^step 4 of 8: loss \d+\.\d+, \d+ s left$", output.err, re.MULTILINE)
+    assert re.search(r"^step 8 of 8: eval_mrr ", output.err, re.MULTILINE)
+    assert "{" not in output.err and not output.out
 
 
 METRICS = {"mrr": 0.5, "recall@1": 0.4, "recall@5": 0.6, "recall@10": 0.7, "pool_size": 10}
@@ -64,29 +51,6 @@ def test_a_line_below_the_table_names_a_set_that_is_too_small(queries, change, m
     text = reporting.results_text({"own": {"untrained": METRICS, "trained": trained}})
     below = [each for each in text.splitlines() if not each.startswith("|")]
     assert below == ([f"own: {line}"] if line else [])
-
-
-def test_several_processes_show_the_loss_that_all_of_them_logged(monkeypatch, capsys):
-    monkeypatch.setattr(reporting, "time", Clock())
-    lines, state = reporting.ProgressLines(), TrainerState(max_steps=9)
-    lines.on_train_begin(None, state, None)
-    for step in range(1, 10):
-        state.global_step = step
-        lines.on_step_end(None, state, None)
-        if step % 4 == 0:
-            lines.on_log(None, state, None, logs={"loss": step / 10})
-            lines.on_log(None, state, None, logs={"eval_mrr": 0.5})
-    lines.on_train_end(None, state, None)
-    shown = re.findall(r"step (\d) of 9:(?: loss (\S+),)?", capsys.readouterr().err)
-    assert shown == [("3", ""), ("6", "0.4"), ("9", "0.8")]
-
-
-def test_a_run_too_short_to_log_a_loss_ends_with_the_mean(capsys):
-    lines, state = reporting.ProgressLines(), TrainerState(max_steps=2)
-    lines.on_train_begin(None, state, None)
-    lines.on_log(None, state, None, logs={"train_loss": 0.7, "train_runtime": 3.0})
-    lines.on_train_end(None, state, None)
-    assert ": loss 0.7, " in capsys.readouterr().err
 
 
 def test_a_terminal_has_lines_above_its_bar_and_no_dictionaries(trainer_of, monkeypatch, capsys):
@@ -133,16 +97,3 @@ def test_libraries_show_no_bars_without_a_terminal(first):
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stderr == ""
-
-
-def test_a_notebook_shows_tables_as_html_and_text_in_the_cell(monkeypatch, capsys):
-    shown = []
-    display = SimpleNamespace(HTML=lambda text: text, display=shown.append)
-    kernel = SimpleNamespace(kernel=None)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display, get_ipython=lambda: kernel))
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
-    terminal.print_on_main(f"\nResults\n{terminal.table(('set', 'MRR'), [('a < b', 0.5)])}\nend\n")
-    output = capsys.readouterr()
-    assert output.out == "Results\nend\n" and not output.err
-    (html,) = shown
-    assert html.startswith("<table>") and "a &lt; b" in html and "0.500" in html
