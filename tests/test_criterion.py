@@ -404,7 +404,3 @@ def test_a_loss_may_be_any_callable_and_is_kept_with_its_name(loss, name, tmp_pa
     criterion = resolve(copy.copy(args)).criterion
     expected = 3 * F.cross_entropy(scores, torch.arange(4))
     assert criterion(scores, criterion.targets(torch.arange(4))).item() == pytest.approx(expected.item())
-    args.dataloader_num_workers = 1
-    args.dataloader_multiprocessing_context = "spawn"
-    with pytest.raises(UserError, match="data workers started by spawn cannot import it"):
-        resolve(args)

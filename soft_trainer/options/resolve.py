@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import dataclass, fields
 
 from transformers import SchedulerType, TrainingArguments
-from transformers.integrations import integration_utils
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from soft_trainer.choices import COMPARE_CODES
 from soft_trainer.criterion import Criterion
@@ -17,8 +14,7 @@ from soft_trainer.files import check_writable
 from soft_trainer.loss_options import LossOptions
 from soft_trainer.option_spec import OptionSpec, check_values, option_specs
 from soft_trainer.options.fields import SoftInfoNCEOptions, TrainingOptions, check_steps
-from soft_trainer.references import NamedFunction, name_functions
-from soft_trainer.terminal import nearest
+from soft_trainer.references import name_functions
 
 # Options that cannot be turned on, each with the reason.
 REFUSED = {
@@ -43,11 +39,6 @@ FALLING = ("reduce_lr_on_plateau", "greedy")  # schedules that by default expect
 # The ranges of further options of `transformers` whose invalid values would fail late or be replaced silently.
 RANGES = {
     "gradient_accumulation_steps": OptionSpec(least=1),
-    "data_seed": OptionSpec(least=0),
-    "adam_beta1": OptionSpec(least=0, below=1),
-    "adam_beta2": OptionSpec(least=0, below=1),
-    "adam_epsilon": OptionSpec(above=0),
-    "weight_decay": OptionSpec(least=0),
     "max_grad_norm": OptionSpec(least=0),
     "neftune_noise_alpha": OptionSpec(least=0),
 }
@@ -227,13 +218,6 @@ def check_options(args: TrainingArguments) -> None:
             value = getattr(owner, name, None)
             if value:
                 raise UserError(f"{prefix}{name}={value}: has no effect in this run; {reason}")
-    for name in args.report_to or ():
-        if name not in INTEGRATION_TO_CALLBACK:
-            near = nearest(name, list(INTEGRATION_TO_CALLBACK))
-            raise UserError(f"report_to={name}: use none or some of {', '.join(INTEGRATION_TO_CALLBACK)}{near}")
-        is_available = getattr(integration_utils, f"is_{name}_available", None)
-        if is_available is not None and not is_available():
-            raise UserError(f"report_to={name}: not installed; pip install {name}, or set report_to=none")
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")
     parallelism = getattr(args, "parallelism_config", None)
@@ -253,18 +237,6 @@ def check_options(args: TrainingArguments) -> None:
         )
     named = getattr(args, "named", ())
     check_steps({name: value for name, value in vars(args).items() if name in named or name.endswith("_strategy")})
-    method = getattr(args, "dataloader_multiprocessing_context", None) or multiprocessing.get_start_method()
-    for name in ("loss", "weighting"):
-        function = getattr(args, name, None)
-        if isinstance(function, NamedFunction) and args.dataloader_num_workers and method != "fork":
-            raise UserError(
-                f"{name}={function}: data workers started by {method} cannot import it; define it at the top level of "
-                "a module, or set dataloader_num_workers=0"
-            )
-    if args.dataloader_persistent_workers and not args.dataloader_num_workers:
-        raise UserError(
-            "dataloader_persistent_workers: there are no data workers; set dataloader_num_workers=2, for example"
-        )
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise UserError(
             "save_strategy=best: needs an evaluation to choose the checkpoint; set eval_strategy=epoch, for example"
@@ -274,9 +246,6 @@ def check_options(args: TrainingArguments) -> None:
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives of a "
             "batch. Start with `accelerate launch`, or use one GPU with CUDA_VISIBLE_DEVICES=0"
         )
-    # `args.mixed_precision` includes the launcher's choice.
-    if args.mixed_precision == "fp16" and args.device.type == "cpu":
-        raise UserError("fp16 needs a GPU: on a CPU, use bf16=True, or bf16 in the launcher's settings")
     # These schedules would lower the learning rate while the encoder improves.
     name = SchedulerType(args.lr_scheduler_type).value
     if name in FALLING and (args.lr_scheduler_kwargs or {}).get("mode") != "max":

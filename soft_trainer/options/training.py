@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from dataclasses import dataclass, field, fields
 
@@ -127,13 +126,6 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         if workers < -1:
             raise UserError(f"dataloader_num_workers={workers}: must be -1 (chosen by the device), 0 or more")
         self.dataloader_num_workers = max(workers, 0)
-        for name in self._VALID_DICT_FIELDS:
-            value = getattr(self, name, None)
-            if isinstance(value, str) and value.startswith("{"):
-                try:
-                    json.loads(value)
-                except ValueError as error:
-                    raise UserError(f"{name}={value}: not valid JSON ({error})") from error
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True  # otherwise, `transformers` refuses bf16
         folder = self.output_dir

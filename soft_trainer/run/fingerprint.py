@@ -25,10 +25,12 @@ from transformers import TrainingArguments
 
 from soft_trainer.criterion import Criterion
 from soft_trainer.data.split import Split
+from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.fingerprints import (
     HASH,
     UNREAD_PROFILE,
+    adapter_configuration,
     encoder_files_fingerprint,
     environment,
     file_fingerprint,
@@ -208,6 +210,9 @@ def loaded_fingerprint(
         objects: an estimator, a collator and so on, keyed by what they are called in the result.
     """
     found = {"the tokenizer": tokenizer_fingerprint(tokenizer), "the encoder's type": str(model.dtype)}
+    found["the adapter"] = None
+    if has_adapter(model):
+        found["the adapter"] = fingerprint(adapter_configuration(model.peft_config[active_adapter(model)]))
     for owner, values in (("encoder", profile), ("criterion", criterion)):
         for name, value in dataclasses.asdict(values).items():
             if name not in UNREAD_PROFILE:

@@ -275,6 +275,7 @@ def saving_checkpoint(folder: str | Path) -> Iterator[None]:
     folder = Path(folder)
     try:
         with reporting_disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
             (folder / MARKER).unlink(missing_ok=True)
             yield
     except BaseException:

@@ -27,7 +27,7 @@ from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import refuse_option_of_encoder
 from soft_trainer.run.starting import StartingEncoder, starting_encoder
 from soft_trainer.source.extra import needed
-from soft_trainer.terminal import nearest, print_on_main
+from soft_trainer.terminal import nearest
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
@@ -312,17 +312,6 @@ def check_evaluated(args, eval_dataset, stops_early: bool) -> None:
         raise UserError('EarlyStoppingCallback: set metric_for_best_model, for example to "mrr"')
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with a url and a query)")
-
-
-def warn_of_another_teacher(profile: EncoderProfile, teacher: str | None, identity: str | None) -> None:
-    """Warns if the teacher that an encoder was distilled from has changed since.
-
-    Args:
-        teacher: the teacher to learn from, or None.
-        identity: the hash of its content, or None if it is not loaded.
-    """
-    if teacher is not None and teacher == profile.teacher and identity not in (None, profile.teacher_identity):
-        print_on_main(f"warning: teacher={teacher}: has changed since this encoder was distilled from it")
 
 
 def first_encoder(

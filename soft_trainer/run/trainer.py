@@ -30,7 +30,7 @@ from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
 from soft_trainer.encoders.loading import load_model
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator, InitialModelEstimator
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.files import ADAPTER_WEIGHTS
 from soft_trainer.options.resolve import FALLING
 from soft_trainer.run import interruption, preflight
@@ -235,18 +235,7 @@ class RunTrainer(PlannedTrainer):
         kind = self.accelerator.distributed_type.value
         table = banner(loss_table(self), setup_table(self), self.encoder, kind)
         print_on_main("\n".join([table, *warnings_of(self)]))
-        pairs = self.plan.batch_size * self.plan.processes * self.args.gradient_accumulation_steps
-        read = self.args.max_steps * pairs
-        if isinstance(self.estimator, EncodedRowsEstimator) and 0 < read < len(self.train_dataset):
-            queries, codes = len(self.train_split.queries), len(self.train_split.corpus)
-            none = "--estimator none" if getattr(self.args, "from_command_line", False) else 'estimator="none"'
-            print_on_main(
-                f"{type(self.estimator).__name__} encodes {queries:,} queries and {codes:,} functions before "
-                f"the first step, although {self.args.max_steps} steps read only {read:,} pairs; {none} begins at once"
-            )
         self.prepare_rows()
-        identity = getattr(self.estimator, "encoder_identity", None)
-        preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, identity)
         if self.report is not None and not any("untrained" in each for each in self.report.outputs.values()):
             self.report.measure("untrained")
 

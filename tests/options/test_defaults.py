@@ -33,7 +33,6 @@ from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.packaged import BASE
-from soft_trainer.run.preflight import warn_of_another_teacher
 from soft_trainer.shell.building import build_encoder
 
 METHOD = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
@@ -280,12 +279,6 @@ def test_a_teacher_that_was_named_must_be_there(tmp_path):
     apply_defaults(args, starting_at(EncoderProfile(), None))
     with refused("gone"):
         estimator_of_run(args, EncoderProfile())
-
-
-@pytest.mark.parametrize("identity, warned", [("now", True), ("then", False), (None, False)])
-def test_a_teacher_that_has_changed_is_named(identity, warned, capsys):
-    warn_of_another_teacher(EncoderProfile(teacher="a", teacher_identity="then"), "a", identity)
-    assert ("teacher=a: has changed since this encoder was distilled from it" in capsys.readouterr().err) == warned
 
 
 @pytest.fixture

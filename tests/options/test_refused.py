@@ -16,7 +16,6 @@ import transformers
 from packaging.version import Version
 from refusals import refused
 from transformers import Trainer, TrainingArguments
-from transformers.integrations import integration_utils
 
 from soft_trainer import BM25Estimator
 from soft_trainer.estimators.registry import choose_estimator
@@ -117,7 +116,7 @@ ARGUMENTS = {
     },
 }
 # Options of which some values are refused: see MISTAKES.
-REFUSED_VALUES = {"dataloader_persistent_workers", "accelerator_config", "fp16", "report_to"}
+REFUSED_VALUES = {"accelerator_config", "fp16"}
 # Options for batch-wise evaluation, labels, tokens and kernels of other models. Nothing here reads them.
 UNREAD = """
     use_liger_kernel enable_jit_checkpoint dataloader_in_order eval_do_concat_batches label_names length_column_name
@@ -220,12 +219,10 @@ MISTAKES = [
     ({"lora_r": 0}, "lora_r=0: must be 1 or more"),
     ({"seed": -1}, "seed=-1: must be 0 or more"),
     ({"test_fraction": 0.5}, "test_fraction=0.5: must be above 0 and below 0.5"),
-    ({"adam_beta1": -1}, "adam_beta1=-1.0: must be from 0 to below 1"),
     ({"score_scale": "nan"}, "score_scale=nan: must be a finite number"),
     ({"dataloader_num_workers": -7}, "dataloader_num_workers=-7: must be -1 (chosen by the device), 0 or more"),
     ({"matryoshka_dims": "16,0"}, "matryoshka_dims=16,0: expected distinct, comma-separated whole numbers above 0"),
     ({"matryoshka_dims": "16,16"}, "matryoshka_dims=16,16: expected distinct"),
-    ({"lr_scheduler_kwargs": "{two"}, "lr_scheduler_kwargs={two: not valid JSON"),
     # Options that need another one.
     ({"lora_alpha": 8}, "lora_alpha: has no effect without lora_r"),
     ({"lora_target_modules": "query"}, "lora_target_modules: has no effect without lora_r"),
@@ -233,13 +230,8 @@ MISTAKES = [
     ({"from_scratch": "32x1", "lora_r": 4}, "lora_r: an encoder from scratch has no trained weights to freeze"),
     ({"from_scratch": "32x1", "dtype": "float32"}, "dtype and attn_implementation do not apply with from_scratch"),
     ({"save_strategy": "best"}, "save_strategy=best: needs an evaluation"),
-    ({"fp16": True}, "fp16 needs a GPU"),
     ({"eval_strategy": "epoch", "lr_scheduler_type": "reduce_lr_on_plateau"}, '{"mode": "max"}'),
     ({"accelerator_config": '{"split_batches": true}'}, "accelerator_config.split_batches=True: has no effect"),
-    ({"report_to": "wand"}, "report_to=wand: use none or some of azure_ml, comet_ml, "),
-    ({"report_to": "wand"}, "did you mean 'wandb'?"),
-    ({"report_to": "tensorboard"}, "report_to=tensorboard: not installed; pip install tensorboard, or set report_to"),
-    ({"report_to": "mlflow"}, "report_to=mlflow: not installed"),
     # Errors of libraries.
     ({"accelerator_config": "nowhere.json"}, "nowhere.json"),
     ({"tf32": True}, "--tf32 requires Ampere"),
@@ -251,9 +243,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("options", "message"), MISTAKES, ids=str)
-def test_a_mistake_in_options_is_refused_before_rows_are_read(options, message, tmp_path, monkeypatch):
-    for name in ("tensorboard", "mlflow"):
-        monkeypatch.setattr(integration_utils, f"is_{name}_available", lambda: False)
+def test_a_mistake_in_options_is_refused_before_rows_are_read(options, message, tmp_path):
     with refused(message):
         *_, args = parse(OF_A_RUN, as_argv({"use_cpu": True, "output_dir": str(tmp_path)} | options))
         resolve(args, BM25Estimator())

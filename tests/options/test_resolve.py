@@ -107,7 +107,6 @@ def test_a_loss_without_negatives_promises_no_masks(tmp_path):
     [
         ({"save_steps": 20}, "save_steps=20: has no effect with save_strategy=epoch"),
         ({"eval_steps": 20}, "eval_steps=20: has no effect with eval_strategy=no"),
-        ({"dataloader_persistent_workers": True, "dataloader_num_workers": 0}, "there are no data workers"),
     ],
 )
 def test_what_would_be_ignored_or_fail_late_is_refused(tmp_path, options, words):

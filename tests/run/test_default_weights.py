@@ -105,23 +105,6 @@ def test_another_estimator_replaces_the_default_but_not_one_that_was_chosen(made
     assert type(made(args=dict(PLAIN), rows=rows, callbacks=[ScoresEstimator()]).estimator) is ScoresEstimator
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"max_steps": 2}, True),
-        ({"max_steps": 3}, False),  # as many pairs as there are rows
-        ({"max_steps": 1, "gradient_accumulation_steps": 2}, True),
-        ({"max_steps": 2, "gradient_accumulation_steps": 2}, False),
-        ({"max_steps": 2, "estimator": "bm25"}, False),  # reads all rows in milliseconds
-        ({"num_train_epochs": 1}, False),
-    ],
-)
-def test_an_estimator_that_encodes_more_than_the_steps_read_says_so(made, options, said, capsys):
-    made(args={"estimator": "initial_model", "estimator_cache_dir": "none"} | options)._prepare_training()
-    line = 'steps read only 16 pairs; estimator="none" begins at once'
-    assert (line.replace("steps", f"{options.get('max_steps')} steps") in capsys.readouterr().err) == said
-
-
 @pytest.mark.parametrize("args", [PLAIN, {}], ids=["plain", "ours"])
 def test_an_evaluation_alone_has_no_estimator_and_is_measured_and_described(made, dataset, args):
     trainer = made(args=dict(args), rows=None, eval_dataset=dataset)
@@ -134,7 +117,7 @@ def test_an_evaluation_alone_has_no_estimator_and_is_measured_and_described(made
 def test_a_run_begun_with_infonce_is_continued_with_infonce(made):
     options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "report_to": "none", "disable_tqdm": True}
     made(args=options | {"loss": "info_nce"}).train()
-    with refused("checkpoint-2: was trained with InfoNCE", "resume with loss=info_nce"):
+    with refused("checkpoint-2: ", "the criterion's loss was info_nce, is now soft_info_nce"):
         made(args=dict(options)).train(resume_from_checkpoint="last")
     made(args=options | {"loss": "info_nce", "max_steps": 3}).train(resume_from_checkpoint="last")
 

@@ -195,14 +195,6 @@ def test_a_metric_that_is_not_computed_is_refused_before_training(trainer_of, da
         trainer._prepare_training()
 
 
-def test_a_metric_that_is_nan_is_named(trainer_of, capsys):
-    arguments = {"compute_metrics": lambda _: {"own": float("nan")}}
-    trainer = trainer_of(estimator=None, metric_for_best_model="own", arguments=arguments, **EVALUATED)
-    trainer.state.global_step = 2
-    trainer.evaluate()
-    assert "warning: eval_own is NaN at step 2" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_schedule_that_watches_a_metric_steps_on_it(train):
     settings = {"mode": "max", "patience": 0, "eps": 0.0}
