@@ -126,8 +126,6 @@ def _row(field: dataclasses.Field, declared: OptionSpec) -> str:
     facts = option_facts(field)
     if declared.default is None and "Default:" not in facts[0]:
         facts.append("Default: none.")
-    if declared.evaluation:
-        facts.append("Also an option of `evaluate`.")
     text = CODE.sub(r"`\g<0>`", " ".join(facts))
     return f"| {', '.join(names)} | {text.replace('|', chr(92) + '|')} |"
 

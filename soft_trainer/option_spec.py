@@ -36,7 +36,6 @@ class OptionSpec:
     results: bool = True
     group: str = ""
     common: bool = False
-    evaluation: bool = False
     refers_to: str = ""
     several: bool = False
     chooses_rows: bool = False
@@ -116,7 +115,6 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
                 separated by commas.
             `chooses_rows=True`: the option excludes rows from an evaluation set.
             `common=True`: `--help` shows the option. `--help_all` shows all options.
-            `evaluation=True`: `soft-trainer evaluate` has the option too.
     """
     if declared.get("of_estimator") is not None:
         help += " Default: the estimator's."

@@ -8,7 +8,6 @@ import errno
 import logging
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -55,44 +54,19 @@ def print_on_main(text: str) -> None:
         sys.stderr.flush()
 
 
-class Progress:
-    """A context manager that shows progress: a bar on a terminal, otherwise a line at most every ten seconds.
-
-    Only the main process shows progress.
+def progress_bar(label: str | None, total: int, unit: str):
+    """Returns a `tqdm` bar, which only the main process shows. Without a terminal, it is a line every ten seconds.
 
     Args:
         label: the text before the bar, or None to show nothing.
         total: the number of items.
         unit: the singular noun for an item.
     """
+    from tqdm.auto import tqdm  # slow to import
 
-    def __init__(self, label: str | None, total: int, unit: str):
-        from tqdm.auto import tqdm  # slow to import
-
-        self.label = label
-        self.total = total
-        self.unit = unit
-        self.done = 0
-        hidden = label is None or not shows_bars() or not _is_main()
-        self._bar = tqdm(total=total, desc=label, disable=hidden, leave=False, unit=unit)
-        self._start = time.monotonic()
-        self._next_line = self._start + LINE_SECONDS
-
-    def update(self, count: int) -> None:
-        """Advances the progress by `count` finished items."""
-        self._bar.update(count)
-        self.done += count
-        now = time.monotonic()
-        if self._bar.disable and self.label and now >= self._next_line:
-            left = (now - self._start) / self.done * (self.total - self.done)
-            print_on_main(f"{self.label}: {self.done:,} of {self.total:,} {self.unit}s, {duration(left)} left")
-            self._next_line = now + LINE_SECONDS
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self._bar.close()
+    hidden = label is None or not _is_main()
+    seconds = 0.1 if shows_bars() else LINE_SECONDS
+    return tqdm(total=total, desc=label, disable=hidden, leave=False, unit=unit, mininterval=seconds, delay=seconds)
 
 
 def _is_main() -> bool:

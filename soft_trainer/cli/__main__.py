@@ -19,9 +19,9 @@ from soft_trainer.errors import UserError
 from soft_trainer.terminal import exit_on_user_error, nearest, quiet_libraries
 
 # Each command is a module of the same name in this folder, with `add_arguments(parser)` and `run(arguments)`. Its
-# docstring is the command's description. `run` returns the exit code, or None for 0. The options of `train` are
-# dataclasses, and its `run` receives an instance of each. A module is imported only when its command is run, because
-# some imports take seconds.
+# docstring is the command's description. `run` returns the exit code, or None for 0. The options of `train` and
+# `evaluate` are dataclasses, and their `run` receives an instance of each. A module is imported only when its command
+# is run, because some imports take seconds.
 COMMANDS = {
     "train": "fine-tune an encoder and evaluate it before and after",
     "evaluate": "evaluate an encoder on a data set, without training",
@@ -80,10 +80,12 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
         raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS, LISTED)}")
     command = importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
     settings = {"prog": f"{PROGRAM} {name}", "description": command.__doc__}
-    if name == "train":
+    if hasattr(command, "OPTIONS"):
         from soft_trainer.options.parse import parse  # not needed by every command
 
-        return command, parse(command.OPTIONS, words, check=command.check, **settings)
+        if name == "evaluate" and words and not words[0].startswith("-"):  # its MODEL
+            words.insert(0, "--model_name_or_path")
+        return command, parse(command.OPTIONS, words, options=command.DEFAULTS, check=command.check, **settings)
     parser = CommandParser(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
     command.add_arguments(parser)
     return command, (parser.parse_args(words),)

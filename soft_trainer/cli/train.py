@@ -12,4 +12,5 @@ from soft_trainer.options.parse import OF_A_RUN
 
 OPTIONS = OF_A_RUN
 check = run_codesearch.check
+DEFAULTS = None
 run = run_codesearch.run

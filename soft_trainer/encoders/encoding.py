@@ -26,7 +26,7 @@ from soft_trainer.encoders.pooling import POOLINGS, log_weights
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import encoder_fingerprint
-from soft_trainer.terminal import Progress
+from soft_trainer.terminal import progress_bar
 
 if TYPE_CHECKING:  # slow to import, and not needed for token ids
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -498,7 +498,7 @@ def _embed_batches(
     was_training = model.training
     model.eval()
     done = 0
-    with Progress(progress, number, "text") as bar:
+    with progress_bar(progress, number, "text") as bar:
         for rows in batches:
             texts = [items[int(row)] for row in rows] or [items[0]]
             encoded = encode(model, profile, moved(collate(texts, prompt, limit), device))

@@ -22,7 +22,7 @@ from soft_trainer.data.array_cache import load_arrays, store_arrays
 from soft_trainer.data.split import RelevantCodes
 from soft_trainer.errors import UserError, extra_needed
 from soft_trainer.fingerprints import fingerprint
-from soft_trainer.terminal import Progress, print_on_main
+from soft_trainer.terminal import print_on_main, progress_bar
 
 EXACT_ROWS = 50_000  # up to this many functions, every query is compared with every function
 SMALLEST_INDEX = 1000  # with fewer functions, no index is built
@@ -65,7 +65,7 @@ class Neighbours:
             rows: the total number of queries, for the progress bar.
         """
         found = []
-        with Progress(progress, rows, "row") as bar:
+        with progress_bar(progress, rows, "row") as bar:
             for part in parts:
                 found.append((part.rows, part.scores, part.own))
                 bar.update(len(part.own))

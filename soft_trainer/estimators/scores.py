@@ -20,7 +20,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array, check_fitted
 from soft_trainer.fingerprints import fingerprint, model_fingerprint, tokenizer_fingerprint
 from soft_trainer.hub_files import reading, split_revision
-from soft_trainer.terminal import Progress, print_on_main
+from soft_trainer.terminal import print_on_main, progress_bar
 
 BATCHES_AT_ONCE = 16  # batches of a cross-encoder between two updates of the progress bar
 
@@ -155,7 +155,7 @@ class CrossEncoderEstimator(ScoresEstimator):
         own = order[rank::processes]
         at_once = BATCHES_AT_ONCE * self.batch_size
         found = [torch.empty(0)]
-        with Progress(f"{self.model_name_or_path}: scoring", len(own), "pair") as bar:
+        with progress_bar(f"{self.model_name_or_path}: scoring", len(own), "pair") as bar:
             for start in range(0, len(own), at_once):
                 part = own[start : start + at_once]
                 options = {"batch_size": self.batch_size, "show_progress_bar": False, "convert_to_tensor": True}

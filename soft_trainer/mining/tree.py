@@ -34,7 +34,7 @@ from soft_trainer.source.languages import LANGUAGE_OF_ENDING, PREPROCESSED, SOUR
 from soft_trainer.source.names import is_test_path
 from soft_trainer.source.repositories import is_linked_worktree
 from soft_trainer.source.source_files import SKIPPED_FOLDERS, decoded, read_text
-from soft_trainer.terminal import Progress, table
+from soft_trainer.terminal import progress_bar, table
 
 PAIR_RULES = (*CODE_RULES, *DOCUMENT_RULES)
 # The outcomes of a file of which nothing is mined, or whose syntax errors may hide functions.
@@ -236,7 +236,7 @@ def _each_in_order(
 ) -> Iterator[MinedFile]:
     """Yields `read(path)` for each path, in order, using several processes. Shows a progress bar."""
     workers = min(num_workers or os.cpu_count() or 1, -(-len(paths) // _AT_ONCE))
-    with Progress("Mining", len(paths), "file") as bar, ExitStack() as stack:
+    with progress_bar("Mining", len(paths), "file") as bar, ExitStack() as stack:
         results = map(read, paths)
         if workers > 1:
             # A forked process must not free inherited objects: an ONNX session would wait for its threads.

@@ -22,7 +22,7 @@ STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_l
 
 not_in_results = functools.partial(option, results=False)  # affects only what is printed or kept, or the speed
 output_option = functools.partial(not_in_results, group="output")
-data_option = functools.partial(option, None, group="data", common=True, evaluation=True)
+data_option = functools.partial(option, None, group="data", common=True)
 training_option = functools.partial(option, group="training", common=True)
 COLUMN_OPTIONS = ("query_column", "code_column", "id_column", "negatives_column", "group_column")
 # The options of `transformers` that have an effect only if a strategy is `steps`: the strategy and its default.
@@ -76,17 +76,15 @@ class DataArguments:
         above=0,
         below=0.5,
         group="data",
-        evaluation=True,
     )
     split_seed: int = option(
         0,
         "Seed for splitting the rows of --data_dir.",
         least=0,
         group="data",
-        evaluation=True,
     )
     drop_unusable: bool = option(
-        False, "Drop rows whose query or function is empty, and print how many.", evaluation=True, chooses_rows=True
+        False, "Drop rows whose query or function is empty, and print how many.", chooses_rows=True
     )
     eval_data_dir: str | None = data_option(
         "Additional evaluation sets, comma-separated: folders with relevance.jsonl, "
@@ -99,30 +97,25 @@ class DataArguments:
         "Source tree to mine documented functions from. 'stdlib' stands for Python's standard library.",
         refers_to="tree",
     )
-    extra_source_dir: str | None = unset(
-        "With --source_dir: another source tree to train on. Copies of functions in valid, test and codebase are "
-        "excluded. 'installed' stands for the packages installed in this Python.",
-        refers_to="tree",
-    )
     mining_keep: str | None = unset(
-        "With --source_dir: mining rules to skip, comma-separated, such as short_functions.", evaluation=True
+        "With --source_dir: mining rules to skip, comma-separated, such as short_functions.",
     )
     filters: str | None = unset(
         "Rules that drop rows, comma-separated: names in soft_trainer.mining.rules.RULES, or the groups graphcodebert "
         "and codesearchnet.",
-        evaluation=True,
         chooses_rows=True,
     )
     split_urls: str | None = unset(
         "Folder with lists of urls: train.txt, valid.txt, test.txt and codebase.txt.",
-        evaluation=True,
         chooses_rows=True,
         refers_to="rows",
     )
     push_data_to_hub: str | None = output_option(
         None, "USER/NAME of a data set on the Hub. The rows, as used for training, are pushed to it."
     )
-    max_train_rows: int | None = unset("Train on only the first N training rows.", least=1, group="data", common=True)
+    max_train_rows: int | None = unset(
+        "Train on only the first N training rows of each source or language.", least=1, group="data", common=True
+    )
 
     def __post_init__(self):
         check_values(self)
@@ -220,7 +213,6 @@ class SoftInfoNCEOptions(LossOptions):
     )
     matryoshka_dims: str | None = unset(
         "Also use the first N dimensions of each embedding as an embedding, for each N in a list such as 768,256,64.",
-        evaluation=True,
     )
 
 
@@ -282,7 +274,6 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
         False,
         "Start over and replace the run in the output folder, instead of continuing it.",
         common=True,
-        evaluation=True,
     )
     per_device_train_batch_size: int = training_option(
         32,
@@ -293,14 +284,12 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     per_device_eval_batch_size: int = not_in_results(
         64,
         "Number of texts that each process encodes at once during evaluation. On a GPU, more texts if they are short.",
-        evaluation=True,
         least=1,
     )
     seed: int = training_option(42, "Random seed for rows, batches, dropout and new weights.", least=0)
     bf16: bool | None = not_in_results(  # the precision itself counts
         None,
         "Train and encode in bfloat16. Default: yes if the GPU or CPU computes in it, not if static.",
-        evaluation=True,
         group="training",
         common=True,
     )
@@ -309,12 +298,12 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
         "Join the texts of a batch without padding, so that a step is one forward pass: auto (if the encoder and the "
         "run support it), true (otherwise an error) or false, for every encoder of the run.",
         choices=("auto", "true", "false"),
-        evaluation=True,
     )
-    use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.", evaluation=True)
+    use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.")
     push_to_hub: bool = output_option(False, "Push the encoder to the Hub at the end.", common=True)
     disable_tqdm: bool | None = output_option(
-        None, "Print lines instead of progress bars. Default: only without a terminal.", evaluation=True
+        None,
+        "Print lines instead of progress bars. Default: only without a terminal.",
     )
     learning_rate: float = training_option(
         2e-5,
@@ -348,10 +337,13 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
         "results at the end, and write the encoder, its card, run.json and the ranks. The command line always does.",
     )
     lexical: bool = not_in_results(
-        True, "Also rank by lexical BM25, a baseline that needs no training.", evaluation=True
+        True,
+        "Also rank by lexical BM25, a baseline that needs no training.",
     )
     examples: int = output_option(
-        5, "Number of test queries to show at the end, with their top functions.", least=0, evaluation=True
+        5,
+        "Number of test queries to show at the end, with their top functions.",
+        least=0,
     )
     model_card: bool = output_option(True, "Write README.md, the model card, beside a saved encoder.")
     merge_lora: bool = output_option(False, "Save the whole encoder, with the adapter merged into its weights.")

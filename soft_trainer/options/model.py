@@ -14,7 +14,7 @@ def of_profile(help: str, **declared):
     """Declares an option of `train` and `evaluate` whose default comes from the encoder's profile."""
     if "Default:" not in help:
         help += " Default: the encoder's."
-    return unset(help, evaluation=True, **declared)
+    return unset(help, **declared)
 
 
 @documented
@@ -35,15 +35,14 @@ class ModelArguments:
         False,
         "Run code that comes with an encoder or with --estimator_model.",
         results=False,
-        evaluation=True,
     )
     attn_implementation: str | None = unset(
         "Attention implementation: eager, sdpa or flash_attention_2. Default: chosen by transformers.",
         results=False,
-        evaluation=True,
     )
     dtype: str | None = unset(
-        f"Precision of the weights: {', '.join(DTYPES)}. Default: float32.", choices=DTYPES, evaluation=True
+        f"Precision of the weights: {', '.join(DTYPES)}. Default: float32.",
+        choices=DTYPES,
     )
     lora_r: int | None = unset(
         "Train a LoRA adapter of this rank, such as 16, instead of all weights. Its default learning rate is 1e-4.",
@@ -64,7 +63,7 @@ class ModelArguments:
         refers_to="encoder",
         common=True,
     )
-    model_revision: str | None = unset("Branch, tag or commit of the encoder on the Hub.", evaluation=True)
+    model_revision: str | None = unset("Branch, tag or commit of the encoder on the Hub.")
     from_scratch: str | None = unset(
         "Start from a small RoBERTa of size HIDDENxLAYERS, such as 256x4, and train its tokenizer on the rows.",
         group="model",

@@ -80,6 +80,10 @@ def parse(
                 )
             except argparse.ArgumentError as error:
                 raise UserError(str(error)) from error
+        named = _named_options(argv, actions)
+        for instance in parsed:
+            instance.named = named
+            instance.from_command_line = True
         if not whole:
             for instance in parsed:
                 check_values(instance)
@@ -92,10 +96,6 @@ def parse(
         if word.startswith("-"):
             raise UserError(f"unknown option {word}{_near(word.lstrip('-'), actions)}")
         raise UserError(f"unexpected {rest[0]!r}: write options as --NAME VALUE, such as --config quickstart")
-    named = _named_options(argv, actions)
-    for instance in parsed:
-        instance.named = named
-        instance.from_command_line = True
     return tuple(parsed)
 
 

@@ -96,10 +96,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 
     Attributes:
         named: the names of the options that the caller set.
-        of_recipe: the named options that only a recipe set.
         from_command_line: True if `parse` made the arguments.
-        origins: after `apply_defaults`, who chose the value of an option: "encoder", "recipe", "you" or "trial".
-        precision_is_default: True if `choose_precision` chose bf16.
+        by_encoder: after `apply_defaults`, the names of the options whose values it chose.
     """
 
     named: frozenset[str]

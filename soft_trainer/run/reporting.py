@@ -7,17 +7,14 @@ import time
 from collections.abc import Collection, Mapping
 
 import torch
-from huggingface_hub import get_token
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
-from soft_trainer.encoders.encoding import dimensions
 from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.results import CHANGE, MARGIN, examples, metrics_table
 from soft_trainer.option_spec import unread_lines
-from soft_trainer.options.defaults import LORA_RATE
 from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.terminal import duration, print_on_main, shows_bars, table
 
@@ -52,8 +49,6 @@ def warnings_of(trainer) -> list[str]:
     warnings = []
     if isinstance(args, TrainingOptions):
         warnings += unread_lines(args, plan.unread)
-    if args.hub_model_id and not args.push_to_hub and not (args.hub_token or get_token()):
-        warnings.append(f"warning: hub_model_id={args.hub_model_id}: log in with `hf auth login` before pushing")
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
             "warning: unscaled cosines differ too little for a softmax; set score_scale, for example to 20"
@@ -67,24 +62,12 @@ def warnings_of(trainer) -> list[str]:
         )
     warnings += profile_warnings(model, encoder)
     if has_adapter(model):
-        if args.learning_rate <= LORA_RATE / 4:
-            warnings.append(
-                f"warning: learning_rate={args.learning_rate:g} is far below 1e-4 to 5e-4, the usual rates for an "
-                "adapter"
-            )
         revision = model.peft_config[active_adapter(model)].revision
         if revision and not getattr(args, "merge_lora", False):
             warnings.append(
                 f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and "
                 "SentenceTransformer load the base's main branch; use load_encoder, or set merge_lora=True"
             )
-    dims = plan.dims
-    size = dimensions(model, encoder)
-    if dims and dims[0] < size:
-        warnings.append(
-            f"warning: matryoshka_dims lacks {size}, so the dimensions after the first {dims[0]} are not trained; add "
-            f"{size}, unless you need only shorter embeddings"
-        )
     return warnings
 
 

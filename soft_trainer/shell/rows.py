@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.folders import SPLITS
-from soft_trainer.data.holdout import Division, without_held_out
+from soft_trainer.data.holdout import Division
 from soft_trainer.data.languages import check_languages, languages_in
 from soft_trainer.data.layouts.codesearchnet import select_by_urls
 from soft_trainer.data.load import Sources, join_sources, read_source
@@ -89,7 +89,7 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
             source = with_language(arguments.data_dir, language)
             sources[name] = read_source(source, context)
         elif arguments.source_dir:
-            sources[name] = _mined_splits(arguments, language)
+            sources[name] = read_source(_mined(arguments, language), UNCHECKED)
         elif arguments.dataset_name != "none":
             sources[name] = read_source(arguments.dataset_name, UNCHECKED._replace(language=language))
         else:
@@ -142,8 +142,9 @@ def load_data(
             raise UserError(
                 f"no rows of {', '.join(missing)}: set data_dir to a folder, or source_dir to a source tree"
             )
-    if arguments.max_train_rows is not None:
-        _shorten(chosen, arguments.max_train_rows, shared=several)
+    for splits in chosen.values():
+        if arguments.max_train_rows is not None and "train" in splits:
+            splits["train"] = splits["train"].first(arguments.max_train_rows)
     for splits in chosen.values():
         if arguments.drop_unusable:
             counts = []
@@ -187,24 +188,6 @@ def _chosen(
     if arguments.filters:
         splits = _filtered(splits, arguments.filters)
     return splits
-
-
-def _shorten(sources: Mapping[str, dict[str, Split]], limit: int, shared: bool) -> None:
-    """Keeps the first `limit` training pairs per source or, if `shared`, in total, divided evenly among languages."""
-    sizes = {name: len(splits["train"].judgments) for name, splits in sources.items() if "train" in splits}
-    limits = dict.fromkeys(sizes, limit)
-    if shared:
-        limits = dict.fromkeys(sizes, 0)
-        while sum(limits.values()) < min(limit, sum(sizes.values())):
-            free = [name for name in sizes if limits[name] < sizes[name]]
-            left = limit - sum(limits.values())
-            for name in free[:left]:
-                limits[name] += min(max(1, left // len(free)), sizes[name] - limits[name])
-    for name, pairs in limits.items():
-        if pairs:
-            sources[name]["train"] = sources[name]["train"].first(pairs)
-        else:
-            sources[name].pop("train")  # the limit is smaller than the number of languages
 
 
 def _joined_languages(sources: Sources) -> dict[str, Split]:
@@ -255,16 +238,12 @@ def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
     return left
 
 
-def _mined(arguments: DataArguments, language: str, codebase: bool = True) -> Path:
-    """Mines pairs from a source tree into a folder of the cache, unless they are there already.
-
-    Args:
-        codebase: False if only the pairs will be used.
-    """
+def _mined(arguments: DataArguments, language: str) -> Path:
+    """Mines pairs from a source tree into a folder of the cache, unless they are there already."""
     from soft_trainer.mining.tree import mine_to, mining_table, tree_state  # datasketch is slow to import
 
     source = source_folder(arguments.source_dir)
-    options = {"keep": list(filter(None, (arguments.mining_keep or "").split(","))), "codebase": codebase}
+    options = {"keep": list(filter(None, (arguments.mining_keep or "").split(",")))}
     made_from = fingerprint(tree_state(source, language), language, options)
     folder = MINED / made_from
     record = folder.with_suffix(".json")
@@ -273,29 +252,3 @@ def _mined(arguments: DataArguments, language: str, codebase: bool = True) -> Pa
         print_on_main(f"The mined rows are in {folder}")
         keep_files(record, made_from, sorted(folder.glob("*.jsonl.gz")))
     return folder
-
-
-def _mined_splits(arguments: DataArguments, language: str) -> dict[str, Split]:
-    """Mines splits from a source tree, and adds functions from `extra_source_dir` to train.
-
-    Copies of functions in valid, test or the corpus are not added.
-    """
-    splits = read_source(_mined(arguments, language), UNCHECKED)
-    if not arguments.extra_source_dir:
-        return splits
-    extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir)
-    mined = read_source(_mined(extra, language, codebase=False), UNCHECKED)
-    own = len(splits["train"].judgments)
-    parts = {"train": splits["train"]}
-    dropped = 0
-    for name, split in mined.items():
-        pairs = Split.from_pairs(split.to_pairs())
-        evaluated_splits = [splits[key] for key in splits if key != "train"]
-        parts[name + " of extra"] = without_held_out(pairs, evaluated_splits, corpora=True)
-        dropped += len(pairs.judgments) - len(parts[name + " of extra"].judgments)
-    joined = Split.joined(parts)
-    print_on_main(
-        f"train: {own:,} rows and {len(joined.judgments) - own:,} from extra_source_dir; dropped {dropped:,} copies "
-        "of functions in valid, test or the corpus"
-    )
-    return splits | {"train": dataclasses.replace(joined, sources={})}

@@ -21,7 +21,7 @@ def check_sources(arguments: DataArguments) -> None:
         UserError: a language is not supported, or a folder or column does not exist. The message has the option.
     """
     check_languages(arguments.languages, language_reader(arguments))
-    for name in ("source_dir", "extra_source_dir", "split_urls"):
+    for name in ("source_dir", "split_urls"):
         folder = getattr(arguments, name)
         if folder and not Path(source_folder(folder)).is_dir():
             raise UserError(f"{name}={folder}: no such folder{nearest_file(folder)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,8 +23,6 @@ KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
 RECIPE = "recipe.yaml"
 LOG = "log.txt"
-
-_OF_STUDY = {"seed": "seeds", "output_dir": "output_dir"}  # options that a run cannot set, with the keys that set them
 
 
 @dataclass(frozen=True)
@@ -73,50 +70,35 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     for name in content:
         if name not in KEYS:
             raise UserError(f"{path}: unknown key {name!r}; the keys of a study are {', '.join(KEYS)}")
-    shared = content.get("options") or {}
-    content["launcher"] = content.get("launcher") or "accelerate launch"
-    expected = {"runs": (dict, "a mapping"), "seeds": (list, "a list"), "launcher": (str, "a command line")}
-    for key, (kind, words) in expected.items():
+    for key, kind in {"runs": dict, "seeds": list}.items():
         if not isinstance(content.get(key), kind) or not content[key]:
-            raise UserError(f"{path}: {key}: expected {words}")
-    for name, options in {"options": shared, **content["runs"]}.items():
-        if not isinstance(options, dict | None):
-            raise UserError(f"{path}: {name}: expected a mapping of options")
-    changes = dict(changes or {})
+            raise UserError(f"{path}: {key}: expected a {kind.__name__}")
     root = output_dir or content.get("output_dir")
     if not root:
         raise UserError(f"{path}: set output_dir, the parent of the runs' folders")
+    shared = content.get("options") or {}
+    changes = dict(changes or {})
     root = Path(_filled(str(root), shared | changes))
     runs = []
-    own = {}
-    for name, options in content["runs"].items():
-        options = dict(options or {})
-        recipe = {}
-        config = options.pop("config", None)
-        if config is not None:
-            recipe = read_recipe(path.parent / str(config))
-            recipe.pop("output_dir", None)
-        own[str(name)] = recipe, options
     for seed in content["seeds"]:
-        folders = {name: root / name / str(seed) for name in own}
-        for name, (recipe, options) in own.items():
-            options = shared | options | changes
-            for key, of_study in _OF_STUDY.items():
+        folders = {str(name): root / str(name) / str(seed) for name in content["runs"]}
+        for name, own in content["runs"].items():
+            options = shared | (own or {}) | changes
+            for key in ("seed", "output_dir"):
                 if key in options:
-                    raise UserError(f"{path}: {name} has {key}; set the study's `{of_study}` instead")
-            options = recipe | options | {"seed": seed}
+                    raise UserError(f"{path}: {name} has {key}, which the study sets")
+            recipe = {}
+            if "config" in options:
+                recipe = read_recipe(path.parent / options.pop("config"))
+            folder = str(folders[str(name)])
+            options = recipe | options | {"seed": seed, "output_dir": folder}
+            # A run replaces {language} in the paths of rows itself, once for each language.
             known = options | folders
-            try:
-                # A run replaces {language} in these paths itself, once for each language.
-                in_rows = known | {"language": "{language}"}
-                options = {
-                    key: _filled(value, in_rows if key in ("data_dir", "eval_data_dir") else known)
-                    for key, value in options.items()
-                }
-            except UserError as error:
-                raise UserError(f"{path}: {name}: {error}") from error
-            runs.append(PlannedRun(f"{name}/{seed}", options | {"output_dir": str(folders[name])}))
-    return Study(root, content["launcher"], runs)
+            of_rows = known | {"language": "{language}"}
+            for key, value in options.items():
+                options[key] = _filled(value, of_rows if key in ("data_dir", "eval_data_dir") else known)
+            runs.append(PlannedRun(f"{name}/{seed}", options))
+    return Study(root, content.get("launcher") or "accelerate launch", runs)
 
 
 def _filled(value, known: Mapping):
@@ -201,31 +183,18 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
 
 def _command(study: Study, folder: Path, overwrite: bool) -> list[str]:
     """Returns the command line that trains with the recipe in a run's folder."""
-    try:
-        launcher = shlex.split(study.launcher)
-    except ValueError as error:
-        raise UserError(f"launcher={study.launcher!r}: {error}") from error
+    launcher = shlex.split(study.launcher)
     if launcher[:2] == ["accelerate", "launch"]:  # this Python's `accelerate`, even if it is not on the PATH
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
-    if shutil.which(launcher[0]) is None:
-        raise UserError(f"launcher={study.launcher!r}: command {launcher[0]} not found")
-    command = [*launcher, "-m", "soft_trainer.cli", "train", "--config", str(folder / RECIPE)]
-    if overwrite:
-        return [*command, "--overwrite", "true"]
-    return command
+    words = ["--overwrite", "true"] if overwrite else []
+    return [*launcher, "-m", "soft_trainer.cli", "train", "--config", str(folder / RECIPE), *words]
 
 
 def _last_line(log: Path, start: int) -> str:
-    """Returns the last line of a log, after byte `start`, that looks like an error, or else the last line."""
-    last = "no output"
-    error = None
-    for line in log.read_bytes()[start:].decode(errors="replace").splitlines():
-        if line.strip():
-            last = line.strip()
-            # The launcher's errors come after the error of the run.
-            if re.match(r"error: |(?!subprocess\.|torch\.distributed\.)[\w.]*(Error|Exception)\b", line):
-                error = last
-    return error or last
+    """Returns the last error of a run in its log, after byte `start`, or else the last line."""
+    lines = log.read_bytes()[start:].decode(errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["no output"])[-1].strip()
 
 
 def _mrr(folder: Path) -> float | None:

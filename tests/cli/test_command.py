@@ -112,8 +112,6 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["study", "--config", "quickstart"], f"{RECIPES / 'quickstart.yaml'}: not a study, because it has no runs"),
         (["push", "/nowhere", "user/name"], "/nowhere: no such folder"),
         (["train", "quickstart"], "unexpected 'quickstart': write options as --NAME VALUE"),
-        (["evaluate", "m", "--data-dir", "x"], "unknown option --data-dir; did you mean '--data_dir'?"),
-        (["evaluate", "--model", "m"], "--model: give the value without the name of the option; see --help"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )

@@ -9,7 +9,7 @@ from refusals import refused
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder, load_rows
 from soft_trainer.cli.__main__ import parse_command, run_command
-from soft_trainer.cli.evaluate import training_arguments
+from soft_trainer.cli.evaluate import name_rows
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranked_queries import load_ranks
@@ -150,9 +150,9 @@ def test_one_file_has_the_same_splits_in_training_and_evaluation(encoder_dir, ro
         (["--eval_data_dir", "user/set"], "none"),
     ],
 )
-def test_the_rows_are_those_that_are_named(words, name, tmp_path):
-    _, (arguments,) = parse_command(["evaluate", "some/model", *words, *HERE])
-    model_args, data_args, args = training_arguments(arguments, str(tmp_path))
+def test_the_rows_are_those_that_are_named(words, name):
+    _, (model_args, data_args, args, _) = parse_command(["evaluate", "some/model", *words, *HERE])
+    name_rows(data_args)
     assert (model_args.model_name_or_path, data_args.dataset_name) == ("some/model", name)
     assert args.do_predict and not args.do_train and not args.do_eval
 

@@ -124,11 +124,12 @@ UNREAD = """
 """.split()
 # Options that only `Trainer` reads. This package neither reads nor affects them.
 UNTOUCHED = """
-    warmup_steps optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon optim_target_modules max_grad_norm tf32
-    activation_checkpointing_kwargs gradient_checkpointing_kwargs torch_compile_mode use_cache log_on_each_node
-    log_level log_level_replica disable_tqdm run_name project trackio_space_id trackio_bucket_id
-    trackio_static_space_id eval_delay save_on_each_node ignore_data_skip full_determinism fsdp torch_empty_cache_steps
-    dataloader_pin_memory ddp_bucket_cap_mb ddp_backend ddp_timeout deepspeed debug skip_memory_metrics local_rank
+    report_to dataloader_persistent_workers warmup_steps optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon
+    optim_target_modules max_grad_norm tf32 activation_checkpointing_kwargs gradient_checkpointing_kwargs
+    torch_compile_mode use_cache log_on_each_node log_level log_level_replica disable_tqdm run_name project
+    trackio_space_id trackio_bucket_id trackio_static_space_id eval_delay save_on_each_node ignore_data_skip
+    full_determinism fsdp torch_empty_cache_steps dataloader_pin_memory ddp_bucket_cap_mb ddp_backend ddp_timeout
+    deepspeed debug skip_memory_metrics local_rank
 """.split()
 # Three options that other tests cover: refused unless every process has its batch
 # (test_processes_that_share_a_batch_are_refused), set by a launcher
@@ -339,10 +340,3 @@ def test_a_folder_below_one_that_may_not_be_entered_is_not_writable(tmp_path, mo
 
 def test_bfloat16_without_an_accelerator_trains_on_the_cpu():
     assert SoftInfoNCETrainingArguments("unused", bf16=True).use_cpu is not torch.accelerator.is_available()
-
-
-def test_a_push_without_a_login_is_announced_before_training(trainer_of, capsys, monkeypatch):
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("soft_trainer.run.reporting.get_token", lambda: None)
-    trainer_of(max_steps=1, hub_model_id="USER/NAME").train()
-    assert "warning: hub_model_id=USER/NAME: log in with `hf auth login` before pushing" in capsys.readouterr().err

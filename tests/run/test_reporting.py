@@ -1,6 +1,5 @@
 """Progress is reported as lines, and as a bar only on a terminal."""
 
-import io
 import re
 import subprocess
 import sys
@@ -10,16 +9,6 @@ from transformers.utils.notebook import NotebookProgressCallback
 
 from soft_trainer import terminal
 from soft_trainer.run import reporting
-
-
-class Clock:
-    """A clock for tests. Each call advances the time by four seconds."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        self.now += 4.0
-        return self.now
 
 
 def test_lines_show_the_step_the_loss_and_the_mrr(trainer_of, capsys):
@@ -70,19 +59,11 @@ def test_a_notebook_keeps_its_table(trainer_of, monkeypatch):
     assert "NotebookProgressCallback" in callbacks and "ProgressLines" not in callbacks
 
 
-@pytest.mark.parametrize("readable", [True, False])
-def test_many_items_are_counted_by_a_bar_or_by_lines(monkeypatch, readable):
-    clock, shown = Clock(), io.StringIO()
-    shown.isatty = lambda: readable
-    monkeypatch.setattr(terminal.time, "monotonic", clock.monotonic)
-    monkeypatch.setattr(sys, "stderr", shown)
-    with terminal.Progress("Encoding code", 2000, "text") as bar:
-        for _ in range(10):
-            bar.update(200)
-    lines = [line for line in shown.getvalue().splitlines() if line.startswith("Encoding code: ") and "left" in line]
-    assert ("\r" in shown.getvalue()) == readable
-    assert readable or lines[0] == "Encoding code: 600 of 2,000 texts, 28 s left"
-    assert readable or len(lines) == 3
+def test_many_items_are_counted_by_a_bar_of_the_main_process(capsys):
+    with terminal.progress_bar("Encoding code", 2000, "text") as bar:
+        bar.update(200)
+    assert bar.n == 200 and capsys.readouterr().err == ""  # without a terminal, not at once
+    assert terminal.progress_bar(None, 2000, "text").disable
 
 
 @pytest.mark.slow

@@ -50,10 +50,8 @@ def test_several_languages_are_joined_and_max_train_rows_takes_the_first_of_each
     assert data["train"]["language"][:] == ["ruby"] * 6 + ["go"] * 3 + ["php"] * 8
     assert data["codebase"]["language"][:] == ["ruby"] * 8 + ["go"] * 8 + ["php"] * 8
     own = {language: [row["url"] for row in data["train"] if row["language"] == language] for language in sizes}
-    for limit, *shares in ((2, 1, 1, 0), (9, 3, 3, 3), (10, 4, 3, 3), (15, 6, 3, 6), (16, 6, 3, 7), (99, 6, 3, 8)):
-        train = load(**options, max_train_rows=limit)["train"]
-        expected = [own[language][:share] for language, share in zip(sizes, shares, strict=True)]
-        assert train["url"][:] == sum(expected, [])
+    train = load(**options, max_train_rows=5)["train"]
+    assert train["url"][:] == sum([urls[:5] for urls in own.values()], [])
     (tmp_path / "java").mkdir()
     for split in ("train", "valid"):
         pd.DataFrame({"query": [f"{split} x"], "code": [f"{split} y"]}).to_csv(tmp_path / "java" / f"{split}.csv")
@@ -256,18 +254,6 @@ def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_
     (folder / "test.jsonl").write_text('{"docstring": "x", "url": "u"}')
     with pytest.raises(UserError, match="test.jsonl: these queries have no corpus .*codebase.jsonl in the folder"):
         load_data(arguments, EncoderProfile(), needed=("train",))
-
-
-def test_another_tree_is_only_trained_on_and_gives_no_copies(tmp_path):
-    tree = source_tree(tmp_path / "tree", ["word", "line", "page", "letter"])
-    extra = source_tree(tmp_path / "more", ["line", "page", "word", "letter", "chapter", "volume", "sheet"])
-    arguments = {"language": "python", "source_dir": tree}
-    plain = load(**arguments)
-    more = load(**arguments, extra_source_dir=extra)
-    assert all(more[split]["url"][:] == plain[split]["url"][:] for split in ("valid", "test", "codebase"))
-    held_out = {tuple(tokens) for tokens in plain["codebase"]["code_tokens"]}
-    assert len(more["train"]) > len(plain["train"])
-    assert not held_out & {tuple(tokens) for tokens in more["train"]["code_tokens"]}
 
 
 @pytest.mark.parametrize(

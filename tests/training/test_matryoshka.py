@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
-from trainings import warned
 
 from soft_trainer.encoders.encoding import check_dims, parse_dims, shorten
 from soft_trainer.encoders.loading import load_encoder
@@ -34,12 +33,6 @@ def test_dims_that_cannot_be(dims):
 def test_a_cut_that_cannot_be(dim):
     with pytest.raises(UserError, match="truncate_dim=.*: must be a whole number from 1 to 32"):
         check_dims([dim], 32, "truncate_dim")
-
-
-def test_a_whole_embedding_that_is_not_trained_is_named(trainer_of):
-    assert not warned(trainer_of(**DIMS))
-    [warning] = warned(trainer_of(matryoshka_dims="16,4"))
-    assert "lacks 32, so the dimensions after the first 16 are not trained" in warning
 
 
 def test_shortened_embeddings_are_normalised_anew_where_the_profile_normalises():

@@ -22,7 +22,7 @@ from soft_trainer.search.index import store
 from soft_trainer.search.index.listing import Listing, Stat, list_tree
 from soft_trainer.search.index.parsing import Batch, read_batch
 from soft_trainer.source.source_files import MINIFIED
-from soft_trainer.terminal import Progress
+from soft_trainer.terminal import progress_bar
 
 BATCH_FILES = 64
 MIN_PARALLEL_FILES = 200  # fewer files take less time than starting processes
@@ -117,7 +117,7 @@ def _read_all(folder: str, files: dict[str, tuple | None], included: set[str], p
         if many and workers > 1 and _may_fork():
             run = stack.enter_context(multiprocessing.get_context("fork").Pool(workers, _start_worker)).imap
         # Importing the progress bar takes 50 ms, and a search should not wait for it.
-        bar = stack.enter_context(Progress("Indexing", len(files), "file")) if progress and many else None
+        bar = stack.enter_context(progress_bar("Indexing", len(files), "file")) if progress and many else None
         for names, batch in zip(batches, run(partial(read_batch, folder, included=included), batches), strict=True):
             if bar:
                 bar.update(len(names))

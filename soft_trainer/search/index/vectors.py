@@ -25,7 +25,7 @@ from soft_trainer.encoders.onnx import has_onnxruntime
 from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.index.store import Segments, get_meta, set_meta, transaction
-from soft_trainer.terminal import LINE_SECONDS, Progress, duration, print_on_main
+from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, progress_bar
 
 # If the process is killed, the work since the last transaction is lost, which is a few seconds of work.
 FIRST_TEXTS = 16
@@ -62,7 +62,7 @@ def embed_chunks(
     size = min(FIRST_TEXTS, COMMIT_TEXTS)
     total = unencoded(database)
     deadline = time.perf_counter() + seconds
-    with Progress("Encoding" if progress else None, total, "chunk") as bar:
+    with progress_bar("Encoding" if progress else None, total, "chunk") as bar:
         for number in count():
             group = list(islice(pending, size))
             if not group:
@@ -79,7 +79,7 @@ def embed_chunks(
             ended = time.perf_counter()
             rate = len(group) / max(ended - started, 1e-3)
             bar.update(len(group))
-            left = (total - bar.done) / rate
+            left = (total - bar.n) / rate
             if progress and number == 1 and left > LINE_SECONDS:
                 faster = ""
                 if encoder.runtime == "torch" and not has_onnxruntime():

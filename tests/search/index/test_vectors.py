@@ -5,7 +5,6 @@ import pytest
 from refusals import refused
 from trees import write_tree
 
-from soft_trainer import terminal
 from soft_trainer.encoders.text_encoder import open_encoder
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.index import store, vectors
@@ -77,11 +76,9 @@ def test_words_change_while_chunks_are_encoded(tree, stub, monkeypatch):
 def test_without_a_terminal_the_progress_is_lines(tree, stub, monkeypatch, capsys):
     monkeypatch.setattr(vectors, "COMMIT_TEXTS", 4)
     monkeypatch.setattr(vectors, "LINE_SECONDS", 0)
-    monkeypatch.setattr(terminal, "LINE_SECONDS", 0)
     CodeIndex.build(tree, model="stub", progress=True)
     lines = capsys.readouterr().err.split("\n")
     assert "encoding 12 chunks takes about 0 s" in "\n".join(lines[:4])
-    assert "Encoding: 12 of 12 chunks, 0 s left" in lines[-2]
 
 
 def test_another_model_and_other_weights_are_noticed(tree, stub):
