@@ -13,6 +13,10 @@ class UserError(ValueError):
     """
 
 
+class NotFiniteError(RuntimeError):
+    """The loss, the gradient or a weight became NaN or infinite."""
+
+
 def extra_needed(what: str, extra: str) -> str:
     """Returns the message for a missing optional dependency, with the command to install it in a source clone."""
     return f"{what} needs the extra: pip install -c constraints.txt -e '.[{extra}]'"

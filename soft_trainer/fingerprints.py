@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import inspect
 import json
 import os
 import platform
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -132,7 +134,11 @@ def tokenizer_fingerprint(tokenizer) -> str:
         backend.no_truncation()
         backend.no_padding()
         return fingerprint(settings, backend.to_str())
-    return fingerprint(settings, type(tokenizer).__qualname__, tokenizer.get_vocab())
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        files = {path.name: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+    source = inspect.getsourcefile(type(tokenizer))
+    return fingerprint(settings, Path(source).read_bytes(), files)
 
 
 def encoder_fingerprint(model, tokenizer, profile) -> str:

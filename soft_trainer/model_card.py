@@ -12,7 +12,6 @@ The record is a dict that can be written as JSON:
     results         {split: {"untrained" | "lexical" | "trained": metrics}} from `evaluation.ranking.retrieval_metrics`
     chosen_on       the splits on which evaluations chose the weights
     statistics      the result of `data.statistics.data_statistics`
-    samples         the first training pairs, (query, code)
     environment     a table {name: version}, the result of `fingerprints.environment`
 
 The card omits settings that are None and empty sections. The encoder's profile is read from the encoder's folder.
@@ -120,7 +119,6 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         code_prefix=json.dumps(profile.code_prefix),
         results=metrics_table(results, chosen_on=record.get("chosen_on", ())) if any(results.values()) else None,
         settings=_text_table(("setting", "value"), settings),
-        samples=_text_table(("query", "code"), record.get("samples") or []),
         pairs=statistics.get("train", {}).get("rows"),
         picture=TRAINING_PICTURE if (folder / TRAINING_PICTURE).is_file() else None,
         static=config.get("model_type") == "xlnet" and config.get("n_layer") == 0,

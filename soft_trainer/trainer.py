@@ -170,17 +170,14 @@ class SoftInfoNCETrainer(RunTrainer):
     # ---- The step ----
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
-        """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""
+        """Runs a training step, with gradient caching if planned."""
         inputs = self.weighed(inputs)
         self.ongoing.false_negatives += inputs.false_negatives
         chunk_size = self.plan.options.gradient_cache_chunk_size
         with interruption.explaining_out_of_memory(self.args, chunk_size, len(inputs.rows), len(inputs.codes)):
             if chunk_size is None:
-                loss = super().training_step(model, inputs, num_items_in_batch)
-            else:
-                loss = self._cached_step(model, inputs)
-        self.ongoing.guard.watch(self.state.global_step + 1, loss, inputs.rows)
-        return loss
+                return super().training_step(model, inputs, num_items_in_batch)
+            return self._cached_step(model, inputs)
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
         """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""

@@ -44,7 +44,7 @@ BAD = [
     ({"estimator": "trained_model", "estimator_model": "nowhere/here"}, "nowhere/here"),
     # The output folder, the Hub and the machine.
     ({"output_dir": "{file}/out"}, "{file}"),
-    ({"resume_from_checkpoint": "{empty}"}, "{empty}: not a training checkpoint"),
+    ({"resume_from_checkpoint": "{empty}"}, "{empty}: not a complete checkpoint"),
     ({"push_to_hub": "true", "hub_model_id": "a/b/c"}, "a/b/c"),
     ({"push_to_hub": "true", "hub_model_id": "someone/something"}, "token"),
     ({"deepspeed": "nowhere.json"}, "deepspeed"),

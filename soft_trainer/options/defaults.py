@@ -199,9 +199,10 @@ def _adapted(values: Mapping, given: Mapping, estimator, args: SoftInfoNCETraini
             reads = name in Criterion(loss=loss, weighting=weighting).reads
             if given.get(name) is not None and reads and (compares or weighting == "linear"):
                 changes.setdefault("weighting", weighting)
-    pairs = values["per_device_train_batch_size"] * args.world_size
-    if 2 <= pairs < 2 * values["group_size"]:  # two groups of similar rows
-        changes["group_size"] = pairs // 2
+    if {**values, **changes}["train_sampling_strategy"] == "similar":
+        pairs = values["per_device_train_batch_size"] * args.world_size
+        if 2 <= pairs < 2 * values["group_size"]:  # two groups
+            changes["group_size"] = pairs // 2
     return changes
 
 

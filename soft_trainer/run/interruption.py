@@ -132,6 +132,7 @@ class Stopping(TrainerCallback):
         if asked > 1:
             self.signal = asked
             control.should_training_stop = True
+            args.save_total_limit = None  # with a limit of 1, `Trainer` would now keep only the best checkpoint
 
     def on_epoch_end(self, args, state, control, **kwargs):
         """After a stop within an epoch, prevents what a run that was not interrupted would not do there."""

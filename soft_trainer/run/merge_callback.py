@@ -49,7 +49,6 @@ class MergeCallback(TrainerCallback):
         """Saves the trained encoder to a subfolder, then merges the weights. Does nothing after Ctrl-C or SIGTERM."""
         trainer = self._trainer
         self.record = None
-        trainer.ongoing.guard.check()
         if trainer.ongoing.stopping.agree():
             return
         unmerged = Path(args.output_dir) / UNMERGED

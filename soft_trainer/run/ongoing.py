@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from datasets import Dataset
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from soft_trainer.files import read_json
 from soft_trainer.run.folder import MARKER
 from soft_trainer.run.interruption import Stopping
-from soft_trainer.training.finite import FiniteGuard
 from soft_trainer.training.prepared_rows import PreparedRows
 
 
@@ -22,7 +20,6 @@ class Training:
     Outside of `train`, a trainer has an object without a checkpoint, for steps and batches that a user asks for.
 
     Args:
-        rows: the training rows, which the guard lists in its error, or None.
         checkpoint: the folder of the checkpoint to resume from, or None.
 
     Attributes:
@@ -30,14 +27,13 @@ class Training:
         losses_before: the sum of the losses of all steps before the checkpoint.
         step: the step of the checkpoint, or 0.
         stopped_early: True if early stopping ended training at the checkpoint.
-        guard: raises an error if a loss is not finite.
         stopping: handles signals, and asks for checkpoints by time.
         false_negatives: the number of known positives among the other functions of this process's batches so far.
         new_tokens: the number of this process's tokens since the last log.
         contexts: the context managers to leave when training ends.
     """
 
-    def __init__(self, rows: Dataset | None, checkpoint: str | None = None):
+    def __init__(self, checkpoint: str | None = None):
         self.checkpoint = checkpoint
         self.prepared: PreparedRows | None = None
         self.losses_before = 0.0
@@ -51,7 +47,6 @@ class Training:
             for each in [states] if isinstance(states, dict) else states:  # a list if there are several
                 callback = EarlyStoppingCallback.from_state(each)
                 self.stopped_early |= callback.early_stopping_patience_counter >= callback.early_stopping_patience
-        self.guard = FiniteGuard(rows)
         self.stopping = Stopping()
         self.false_negatives = 0
         self.new_tokens = 0

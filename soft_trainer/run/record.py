@@ -138,15 +138,11 @@ def _adapter_settings(model) -> dict[str, object]:
     if not has_adapter(model):
         return {}
     config = model.peft_config[active_adapter(model)]
-    parts = [config.peft_type.value]
-    for name, title in {"r": "r", "lora_alpha": "alpha", "lora_dropout": "dropout"}.items():
-        if hasattr(config, name):
-            parts.append(f"{title} {getattr(config, name):g}")
-    targets = config.target_modules
-    if not isinstance(targets, str):  # peft expands "all-linear" to the full names of all layers, too many for a table
-        targets = ", ".join(sorted({name.rpartition(".")[2] for name in targets or ()}))
+    kind = config.peft_type.value
+    if hasattr(config, "lora_alpha"):
+        kind += f", r {config.r}, alpha {config.lora_alpha:g}, dropout {config.lora_dropout:g}"
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return {"adapter": ", ".join([*parts, targets]), "trained parameters": trained}
+    return {"adapter": kind, "trained parameters": trained}
 
 
 def course_table(trainer) -> dict[str, object]:

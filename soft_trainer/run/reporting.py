@@ -81,6 +81,8 @@ class QuietBar(ProgressCallback):
 class ProgressLines(TrainerCallback):
     """A callback that prints the step and the time left with each logged loss or MRR."""
 
+    _first_step = 0  # before training
+
     def on_train_begin(self, args, state, control, **kwargs):
         """Starts the clock for the remaining time."""
         self._start = time.monotonic()

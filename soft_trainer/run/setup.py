@@ -37,7 +37,7 @@ class RunDetails:
         measured: the sets that `train` measures before and after training if `args.report` is set, and `measure`
             without training, keyed by name. By default, the trainer's `eval_dataset`, called "eval".
         followed: the names of those sets to measure at every evaluation too.
-        about: sections of the record: "dataset", "languages" and "samples".
+        about: sections of the record: "dataset" and "languages".
         options: further dataclass instances with options of the run, such as a command's.
     """
 

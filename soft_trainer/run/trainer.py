@@ -15,13 +15,16 @@ records what comes out. `train` calls these methods in this order; `transformers
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+import torch
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 from transformers import EarlyStoppingCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
@@ -29,7 +32,7 @@ from soft_trainer import distributed
 from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
 from soft_trainer.encoders.loading import load_model
-from soft_trainer.errors import UserError
+from soft_trainer.errors import NotFiniteError, UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.files import ADAPTER_WEIGHTS
 from soft_trainer.options.resolve import FALLING
@@ -45,7 +48,6 @@ from soft_trainer.run.settings import PlannedTrainer
 from soft_trainer.run.setup import RunDetails, Setup
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.batches import Batch
-from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 
 # The logged number of known positives among a batch's other functions, by what `false_negatives` does with them.
 FALSE_NEGATIVES = {"mask": "false_negatives_masked", "positives": "extra_positives"}
@@ -91,17 +93,13 @@ class RunTrainer(PlannedTrainer):
             processing_class=tokenizer,
             **kwargs,
         )
-        self.ongoing = Training(self.train_dataset)
+        self.ongoing = Training()
         self.evaluations: list[tuple[int, bool, dict]] = []
         self.report: Measurements | None = None
         self._parameters: int | None = None  # counted once, because this takes 5 ms
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
         self.add_callback(self.folder)
-        self._overflows: OverflowCounter | None = None
-        if self.accelerator.scaler:
-            self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
-            self.add_callback(self._overflows)
         show_progress(self)
 
     # ---- Before the first step, and after the last ----
@@ -116,7 +114,7 @@ class RunTrainer(PlannedTrainer):
 
         Raises:
             UserError: the settings and the data are incompatible, or the checkpoint is from another run.
-            NotFiniteError: the loss became NaN or infinite.
+            NotFiniteError: the loss, the gradient or a weight became NaN or infinite.
             SystemExit: SIGTERM stopped training after a checkpoint was saved. The code is 143.
             KeyboardInterrupt: Ctrl-C stopped training, after a checkpoint was saved, or at once if it was pressed
                 twice. The message says how to continue.
@@ -152,7 +150,8 @@ class RunTrainer(PlannedTrainer):
         """Trains, from a checkpoint if there is one. After Ctrl-C or SIGTERM, saves the last step and raises."""
         if checkpoint:
             print_on_main(f"Resuming from {checkpoint}")
-        self.ongoing = Training(self.train_dataset, checkpoint)
+        self.ongoing = Training(checkpoint)
+        self.ongoing.contexts.callback(setattr, self.args, "save_total_limit", self.args.save_total_limit)
         try:
             with self.ongoing.contexts:
                 output = super().train(checkpoint, trial, **kwargs)
@@ -166,7 +165,7 @@ class RunTrainer(PlannedTrainer):
                 print_on_main(f"stopped by SIGTERM at step {step}: {remedy}")
                 raise SystemExit(143)
         finally:
-            self.ongoing = Training(self.train_dataset)
+            self.ongoing = Training()
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def opened(
@@ -251,7 +250,6 @@ class RunTrainer(PlannedTrainer):
         `Trainer` would take another step if the last one did not end an epoch.
         With `auto_find_batch_size`, each attempt begins here.
         """
-        self.ongoing.guard = FiniteGuard(self.train_dataset)
         epochs, *others = super().set_initial_training_values(args, dataloader)
         if self.ongoing.stopped_early:
             print_on_main("early stopping has ended this training")
@@ -308,18 +306,20 @@ class RunTrainer(PlannedTrainer):
     # ---- The log ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs metrics. With a training loss, also logs statistics of weights, false negatives and fp16 overflows."""
+        """Logs metrics. With a training loss, also logs statistics of weights and false negatives."""
         if "loss" in logs or "train_loss" in logs:  # every process logs these
             self._add_new_tokens()
         if "loss" in logs:
+            self._check_finite("loss", logs["loss"])
+            if self.accelerator.mixed_precision != "fp16":  # its scaler skips a step with such a gradient
+                self._check_finite("gradient's norm", logs.get("grad_norm", 0.0))
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
             if self.plan.masks_false_negatives:
                 name = FALSE_NEGATIVES[self.plan.options.false_negatives]
                 logs[name] = sum(distributed.gather_numbers(self.ongoing.false_negatives))
-            if self._overflows is not None:
-                logs["fp16_overflows"] = self._overflows.count
         if "train_loss" in logs:  # `Trainer` averages only over the steps since a checkpoint was loaded
+            self._check_weights()
             logs["train_loss"] = self.losses(unlogged=0.0) / max(self.state.global_step, 1)
         super().log(logs, start_time)
 
@@ -332,10 +332,28 @@ class RunTrainer(PlannedTrainer):
             unlogged: the sum of this process's losses that `Trainer` has not added to its total yet.
 
         Raises:
-            NotFiniteError: the loss or the gradient became NaN or infinite.
+            NotFiniteError: a loss is NaN or infinite.
         """
-        self.ongoing.guard.check()
-        return self.ongoing.losses_before + fmean(distributed.gather_numbers(self._total_loss_scalar + unlogged))
+        total = self.ongoing.losses_before + fmean(distributed.gather_numbers(self._total_loss_scalar + unlogged))
+        self._check_finite("loss", total)
+        return total
+
+    def _check_weights(self) -> None:
+        """Raises NotFiniteError if a trained weight is NaN or infinite. Every process checks its own part."""
+        finite = True
+        for weight in self.model.parameters():
+            if weight.requires_grad:
+                part = weight.to_local() if isinstance(weight, DTensor) else getattr(weight, "ds_tensor", weight)
+                finite &= bool(torch.isfinite(part).all())
+        if not all(distributed.gather_numbers(int(finite))):
+            self._check_finite("weights", math.nan)
+
+    def _check_finite(self, name: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise NotFiniteError(
+                f"{name}: {value} by step {self.state.global_step}, so training stops without another checkpoint. "
+                "Lower the learning rate, or train in bf16 or float32"
+            )
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """Estimates a batch's floating-point operations as 6 x parameters x tokens, including padding tokens."""
@@ -365,16 +383,6 @@ class RunTrainer(PlannedTrainer):
         super()._hp_search_setup(trial)
         self._prepare_training()
 
-    def _get_grad_norm(self, model, grad_norm=None):
-        """Returns the norm of a step's gradient, and checks that it is finite. With fp16, `OverflowCounter` does.
-
-        No callback gets the norm, and computing it again takes time.
-        """
-        grad_norm = super()._get_grad_norm(model, grad_norm)
-        if self.accelerator.mixed_precision != "fp16":
-            self.ongoing.guard.watch_gradient(self.state.global_step + 1, grad_norm)
-        return grad_norm
-
     def _track_num_input_tokens(self, inputs: Batch) -> None:
         """Counts a batch's query and code tokens on this process if `include_num_input_tokens_seen` is set.
 
@@ -385,7 +393,8 @@ class RunTrainer(PlannedTrainer):
             self.ongoing.new_tokens += inputs.count_tokens(padding=kind != "non_padding")
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Saves a checkpoint unless the last loss was not finite, and marks it complete."""
+        """Saves a checkpoint unless a loss or a weight is not finite, and marks it complete."""
+        self._check_weights()
         losses = self.losses(self._tr_loss.item() if self.is_in_train else 0.0)  # added when training ends
         self._add_new_tokens()
         folder = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"

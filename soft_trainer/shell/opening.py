@@ -10,20 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from soft_trainer.data.languages import languages_in
-from soft_trainer.data.layouts.published import is_public
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import encoder_texts
-from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
+from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.setup import RunDetails
 from soft_trainer.run.starting import StartingEncoder
 from soft_trainer.shell.building import build_encoder
 from soft_trainer.shell.evaluation_sets import load_evaluation_sets, trained_rows
 from soft_trainer.shell.rows import choose_language, evaluated, load_data, needed_splits, read_sources
-from soft_trainer.terminal import shortened
-
-CARD_SAMPLES = 3  # training pairs on the model card
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +62,6 @@ def open_run(
     about = {
         "dataset": data_args.rows_name,
         "languages": data_args.languages or languages_in(corpora),
-        "samples": _samples(train, encoder.profile, data_args),
     }
     return encoder, Rows(
         splits=splits,
@@ -87,16 +80,3 @@ def search_command(data_args: DataArguments, encoder: str) -> str | None:
         return None
     command = shlex.join(["soft-trainer", "search", "--folder", data_args.source_dir, "--model", encoder])
     return f'To search the same tree: {command} "what the code does"'
-
-
-def _samples(train: Split | None, profile: EncoderProfile, data_args: DataArguments) -> list[tuple[str, str]]:
-    """Returns the first training pairs, shortened for the model card, or [] if the data set is not public."""
-    if train is None or not data_args.from_hub:
-        return []
-    data_set = data_args.data_dir or data_args.dataset_name
-    if data_set != CODESEARCHNET and not is_public(data_set):
-        return []
-    pairs = train.judgments.pairs()[:CARD_SAMPLES]
-    queries = encoder_texts(train.queries.select(pairs[:, 0]), "query", profile)
-    codes = encoder_texts(train.corpus.select(pairs[:, 1]), "code", profile)
-    return [(shortened(query), shortened(code)) for query, code in zip(queries, codes, strict=True)]

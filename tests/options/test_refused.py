@@ -42,6 +42,9 @@ WORKS = {
         "test_every_strategy_pushes_an_encoder_that_loads_by_name": "hub_strategy hub_always_push",
         "test_private_on_a_branch_and_without_a_card": "hub_token hub_revision hub_private_repo",
     },
+    "run/test_folder.py": {
+        "test_a_run_refuses_a_user_s_folder": "output_dir",
+    },
     "run/test_record.py": {
         "test_a_run_that_only_measures_leaves_the_card_of_the_training": "do_train do_predict",
     },
@@ -56,12 +59,10 @@ WORKS = {
         "test_the_arguments_may_say_what_to_resume_from": "resume_from_checkpoint save_strategy save_steps",
     },
     "run/test_checkpoints.py": {
-        "test_the_best_checkpoint_is_found_in_a_folder_that_was_moved": """
-            output_dir save_total_limit load_best_model_at_end metric_for_best_model greater_is_better
-        """,
         "test_a_training_that_would_end_before_its_checkpoint_is_refused": "max_steps num_train_epochs",
     },
     "run/test_interruption.py": {
+        "test_a_stop_within_an_epoch_is_not_evaluated_and_keeps_the_best": "save_total_limit load_best_model_at_end",
         "test_data_workers_ignore_ctrl_c": """
             dataloader_num_workers dataloader_multiprocessing_context dataloader_prefetch_factor
         """,
@@ -79,12 +80,12 @@ WORKS = {
         "test_a_changed_option": "per_device_eval_batch_size",
     },
     "training/test_trainer_evaluation.py": {
+        "test_compute_metrics_gets_ranks_top_codes_and_targets": "metric_for_best_model greater_is_better",
         "test_a_schedule_that_watches_a_metric_steps_on_it": "lr_scheduler_type lr_scheduler_kwargs",
         "test_evaluation_before_the_first_step": "eval_on_start eval_strategy eval_steps",
     },
     "training/test_trainer_options.py": {
         "test_a_batch_that_does_not_fit_in_memory_is_made_smaller": "auto_find_batch_size",
-        "test_a_loss_that_is_not_finite_is_noticed_without_urls_and_if_the_log_hides_it": "logging_nan_inf_filter",
         "test_activation_checkpointing_changes_no_gradient": "activation_checkpointing gradient_checkpointing",
         "test_columns_of_a_pair_are_kept": "remove_unused_columns",
         "test_every_strategy_has_its_batches": "train_sampling_strategy",
@@ -105,12 +106,11 @@ ARGUMENTS = {
         "test_compute_metrics_gets_ranks_top_codes_and_targets": "compute_metrics",
     },
     "options/test_defaults.py": {
-        "test_python_recognises_the_kind_of_an_encoder": "args train_dataset processing_class",
+        "test_python_recognises_the_kind_of_an_encoder": "args train_dataset processing_class callbacks",
         "test_rows_to_train_on_decide_that_python_trains": "eval_dataset",
     },
     "training/test_trainer_options.py": {
         "test_a_model_is_made_anew_for_every_training": "model_init",
-        "test_a_loss_that_is_not_finite_is_noticed_without_urls_and_if_the_log_hides_it": "callbacks",
         "test_an_optimizer_of_ones_own": "optimizer_cls_and_kwargs",
         "test_an_own_collator_makes_the_inputs_of_both_sides": "data_collator",
     },
@@ -124,12 +124,12 @@ UNREAD = """
 """.split()
 # Options that only `Trainer` reads. This package neither reads nor affects them.
 UNTOUCHED = """
-    report_to dataloader_persistent_workers warmup_steps optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon
-    optim_target_modules max_grad_norm tf32 activation_checkpointing_kwargs gradient_checkpointing_kwargs
-    torch_compile_mode use_cache log_on_each_node log_level log_level_replica disable_tqdm run_name project
-    trackio_space_id trackio_bucket_id trackio_static_space_id eval_delay save_on_each_node ignore_data_skip
-    full_determinism fsdp torch_empty_cache_steps dataloader_pin_memory ddp_bucket_cap_mb ddp_backend ddp_timeout
-    deepspeed debug skip_memory_metrics local_rank
+    report_to logging_nan_inf_filter dataloader_persistent_workers warmup_steps optim_args weight_decay adam_beta1
+    adam_beta2 adam_epsilon optim_target_modules max_grad_norm tf32 activation_checkpointing_kwargs
+    gradient_checkpointing_kwargs torch_compile_mode use_cache log_on_each_node log_level log_level_replica
+    disable_tqdm run_name project trackio_space_id trackio_bucket_id trackio_static_space_id eval_delay
+    save_on_each_node ignore_data_skip full_determinism fsdp torch_empty_cache_steps dataloader_pin_memory
+    ddp_bucket_cap_mb ddp_backend ddp_timeout deepspeed debug skip_memory_metrics local_rank
 """.split()
 # Three options that other tests cover: refused unless every process has its batch
 # (test_processes_that_share_a_batch_are_refused), set by a launcher

@@ -136,7 +136,7 @@ class FilesEnd(TrainerCallback):
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [100, 20_000, 200_000], ids=["the first file", "the weights", "the optimizer"])
 def test_a_disk_that_fills_up_leaves_the_last_complete_checkpoint(trainer_of, tmp_path, most):
-    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5}
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5, "logging_strategy": "no"}
     trainer = trainer_of(**options)
     trainer.add_callback(FilesEnd(most))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

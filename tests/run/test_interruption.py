@@ -203,7 +203,7 @@ def test_a_stop_at_the_end_of_an_epoch_keeps_its_evaluation(stop, event, step, k
 
 def test_all_processes_stop_at_the_same_step(monkeypatch):
     stopping = Stopping()
-    args = SimpleNamespace(world_size=2)
+    args = SimpleNamespace(world_size=2, save_total_limit=2)
     monkeypatch.setattr(distributed, "largest", lambda number: signal.SIGINT)  # another process got the signal
     asked = []
     for step in range(11, 33):

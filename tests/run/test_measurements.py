@@ -7,7 +7,6 @@ import pytest
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.run.reporting import results_text
 
 
@@ -85,19 +84,15 @@ def test_python_leaves_the_files_of_the_shell(trainer_of, script, encoder_dir, d
     for folder in ("shell", "out"):
         records[folder] = json.loads((tmp_path / folder / "run.json").read_text())
     assert records["out"].keys() - records["shell"].keys() == set()
-    assert records["shell"].keys() - records["out"].keys() <= {"dataset", "samples"}
+    assert records["shell"].keys() - records["out"].keys() <= {"dataset"}
     assert str(tmp_path) not in json.dumps(records["out"])
-    for path, known in records["out"]["files"].items():
-        assert file_fingerprint(tmp_path / "out" / path) == known, path
     numbers = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert numbers["eval_mrr"] == trainer.report.results["eval"]["trained"]["mrr"]
 
     card = (tmp_path / "out" / "README.md").read_text()
     assert "encoder after training" in card and "chosen on these rows" not in card
-    trainer.save_model()  # nothing changes, so that `push` finds what the record lists
+    trainer.save_model()  # nothing changes
     assert (tmp_path / "out" / "README.md").read_text() == card
-    for path, known in records["out"]["files"].items():
-        assert file_fingerprint(tmp_path / "out" / path) == known, path
 
     capsys.readouterr()
     assert run_command(["compare", str(tmp_path / "out"), str(tmp_path / "out"), "--split", "eval"]) == 0

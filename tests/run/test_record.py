@@ -44,7 +44,7 @@ def make_run(model, tokenizer, profile, tmp_path):
             details=RunDetails(
                 measured=measured | others,
                 followed=[*others],
-                about={"dataset": "rows", "languages": ["python"], "samples": []},
+                about={"dataset": "rows", "languages": ["python"]},
             ),
         )
         trainer.folder.trains = args.do_train

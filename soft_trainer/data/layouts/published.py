@@ -8,7 +8,7 @@ from pathlib import Path
 
 from datasets import DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HTTPError
 
 from soft_trainer.errors import UserError
@@ -48,14 +48,6 @@ def _converted_files(name: str, configuration: str) -> dict[str, list[str]]:
     for path in sorted(Path(folder).glob(pattern)):
         files.setdefault(path.parent.name, []).append(str(path))
     return files
-
-
-def is_public(name: str) -> bool:
-    """Returns True if a data set on the Hub is neither private nor gated. Returns False if the Hub is offline."""
-    try:
-        return not HfApi(token=False).dataset_info(name).gated
-    except (OSError, HTTPError):  # without a token, a private data set does not seem to exist
-        return False
 
 
 @contextmanager
