@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shlex
 import sqlite3
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import compress
 from pathlib import Path
 
@@ -125,25 +127,22 @@ class CodeIndex:
                     patterns = patterns | {kind: [pattern for pattern in given if pattern]}
             if not settings and not patterns and real == os.path.realpath(os.path.dirname(os.__file__)):
                 patterns = {"exclude": list(LIBRARY_TESTS)}
-            if rebuild:
-                (target / store.DAMAGED).touch()
-            store.connect(target, create=True).close()
+            with closing(store.connect(target, create=True, again=rebuild)) as database:
+                if patterns != settings.get("patterns"):
+                    database.execute("DELETE FROM skipped")  # so that these files are read again
             store.write_settings(target, folder=real, patterns=patterns)
         if not settings:
             prune(KEPT_DAYS)
-        try:
-            index = cls.open(target)
-            if not settings and model is None and DEFAULT_ENCODER:
-                try:
-                    index.use_encoder(DEFAULT_ENCODER)
-                except UserError as error:
-                    index.notify(f"searching only by words: {error}")
-            if words_only:
-                index._update_words(progress, wait=True)
-            else:
-                index.update(model=model, progress=progress, truncate_dim=truncate_dim)
-        except store.DamagedIndex:  # it is marked now, so the next call makes it again
-            return cls.build(real, target, model, progress, truncate_dim, words_only=words_only)
+        index = cls.open(target)
+        if not settings and model is None and DEFAULT_ENCODER:
+            try:
+                index.use_encoder(DEFAULT_ENCODER)
+            except UserError as error:
+                index.notify(f"searching only by words: {error}")
+        if words_only:
+            index._update_words(progress, wait=True)
+        else:
+            index.update(model=model, progress=progress, truncate_dim=truncate_dim)
         return index
 
     @classmethod
@@ -179,7 +178,7 @@ class CodeIndex:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Waits until no other thread uses the index. Turns disk and database errors into one-line errors."""
-        with self.lock, _disk_errors(self.index_dir, self.database):
+        with self.lock, _disk_errors(self.index_dir):
             yield
 
     def __enter__(self) -> CodeIndex:
@@ -231,8 +230,7 @@ class CodeIndex:
                     self.database.execute("DELETE FROM meta WHERE key = 'vectors'")
                 with store.write_lock(self.index_dir):
                     store.write_settings(self.index_dir, model=None, truncate_dim=None)
-                for path in self.index_dir.glob("vectors-*.f16"):
-                    path.unlink(missing_ok=True)
+                self.database.executescript("PRAGMA incremental_vacuum")
             model = None
         self._choice(model, truncate_dim)  # raises an error before the files are read
         changed = self._update_words(progress, wait=True)
@@ -300,7 +298,7 @@ class CodeIndex:
                 ) from error
             if wait or encoder.fingerprint == self._embeddings["fingerprint"]:
                 vectors.start_encoding(self.database, name, truncate_dim, encoder)
-                vectors.embed_chunks(self.database, self.index_dir, encoder, progress, seconds)
+                vectors.embed_chunks(self.database, encoder, progress, seconds)
                 self._keep(name, truncate_dim, encoder)
 
     def use_encoder(self, model: str | Path | None = None, truncate_dim: int | None = None) -> None:
@@ -341,15 +339,9 @@ class CodeIndex:
         return name, truncate_dim
 
     def refresh(self, encode: bool = True) -> None:
-        """Updates the words before a search, and spends up to about two seconds on embeddings.
-
-        If the index has been deleted, indexes the words again.
-        """
+        """Updates the words before a search, and spends up to about two seconds on embeddings."""
         try:
-            if self.is_deleted():
-                self._make_again()
-            else:
-                self._update_words(progress=True, wait=False)
+            self._update_words(progress=True, wait=False)
         except UserError as error:
             self.notify(f"the index was not updated: {error}")
         if encode:
@@ -368,20 +360,6 @@ class CodeIndex:
         with self._turn():
             known = self.database.execute(query, (store.storable(os.path.relpath(path, self.root)),)).fetchone()
         return known != status
-
-    def is_deleted(self) -> bool:
-        """Returns True if the index has been deleted since it was opened."""
-        return not (self.index_dir / store.DATABASE).is_file()
-
-    def _make_again(self) -> None:
-        """Replaces the database of an index that has been deleted. Its settings are lost."""
-        with self.lock:
-            made = CodeIndex.build(self.root, self.index_dir, words_only=True)
-            self.database.close()
-            self.database = made.database
-            self.encoders.clear()
-            self._cached_version = None
-            self.notify(f"{self.index_dir} was deleted; the index was made again, with the default settings")
 
     def command(self, *options: str) -> str:
         """Returns the shell command that updates this index."""
@@ -462,7 +440,7 @@ class CodeIndex:
         if inside == "." or inside.split("/")[0] == "..":
             return False
         with self._turn():
-            return bool(store.files_below(self.database, store.storable(f"{self.prefix}{inside}/")))
+            return bool(store.Segments(self.database, store.storable(f"{self.prefix}{inside}/")).paths)
 
     def last_changed(self) -> float:
         """Returns when the index last changed, in seconds since 1970."""
@@ -511,7 +489,7 @@ class CodeIndex:
             try:
                 version = (self.database.execute("PRAGMA data_version").fetchone()[0], self.database.total_changes)
                 if version != self._cached_version:
-                    self._cached = Snapshot(self.database, self.index_dir, self.prefix, self.load_encoder)
+                    self._cached = Snapshot(self.database, self.prefix, self.load_encoder)
                     self._cached_version = version
                 yield self._cached
             finally:
@@ -565,21 +543,14 @@ def open_for(folder: str | Path) -> CodeIndex | None:
 
 
 @contextmanager
-def _disk_errors(index_dir: Path, database: sqlite3.Connection | None = None) -> Iterator[None]:
-    """Turns errors of the disk, and damage to the database, into one-line errors.
-
-    A damaged index is only marked. The next `build` makes it again.
-    """
+def _disk_errors(index_dir: Path) -> Iterator[None]:
+    """Turns errors of the disk, and damage to the database, into one-line errors."""
     try:
         yield
-    except (UserError, sqlite3.ProgrammingError):  # the latter for an index that was closed
-        raise
-    except Exception as error:
-        if store.is_disk_error(error):
-            remedy = "Free some space or choose another index_dir. Nothing in the existing index is lost"
-            raise UserError(f"{index_dir}: {error}. {remedy}") from error
-        if not isinstance(error, store.UNREADABLE) and (database is None or store.is_sound(database)):
+    except (sqlite3.Error, OSError, zlib.error, json.JSONDecodeError) as error:
+        if isinstance(error, sqlite3.ProgrammingError):  # the index was closed
             raise
-        with suppress(OSError):  # a read-only folder
-            (index_dir / store.DAMAGED).touch()
-        raise store.DamagedIndex(index_dir) from error
+        remedy = f"the index is damaged ({error}); `soft-trainer index DIR --rebuild` makes it again"
+        if store.is_disk_error(error):
+            remedy = f"{error}. Free some space or choose another index_dir. Nothing in the existing index is lost"
+        raise UserError(f"{index_dir}: {remedy}") from error

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import random
 import re
 import sqlite3
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
@@ -40,19 +38,16 @@ class Snapshot:
         encoder: returns the encoder that computed the embeddings.
     """
 
-    def __init__(self, database: sqlite3.Connection, index_dir: Path, prefix: str, encoder: Callable[[], TextEncoder]):
+    def __init__(self, database: sqlite3.Connection, prefix: str, encoder: Callable[[], TextEncoder]):
         self.encoder = encoder
         self.database = database
         self.prefix = prefix
         self.segments = store.Segments(database, prefix)
-        known = store.get_meta(database, "languages", [])
-        # The number of each language that occurs. A language whose files have all been removed is not listed.
-        present = np.flatnonzero(np.bincount(self.segments.languages))  # `np.unique` imports numpy.ma, which is slow
-        self.languages = {known[number]: number for number in present.tolist()}
+        self.languages = set(self.segments.languages.tolist())
         self._noise: float | None = None
         self.state: dict | None = store.get_meta(database, "vectors")
         if self.state:
-            self.vectors = vectors.open_vectors(index_dir, self.state)
+            self.vectors = vectors.read_vectors(database)
             self.slots = vectors.rows_of(database, self.segments.digests)  # -1 for a chunk without an embedding
             self.missing = int((self.slots < 0).sum())
 
@@ -85,8 +80,7 @@ class Snapshot:
         segments = self.segments
         files = np.ones(len(segments.languages), bool)
         if languages is not None:
-            numbers = [number for known, number in self.languages.items() if known in languages]
-            files &= np.isin(segments.languages, numbers)
+            files &= np.isin(segments.languages, list(languages))
         if path:
             pattern = path_filter(path)
             for number, own in enumerate(map(composed, segments.paths)):
@@ -147,12 +141,14 @@ class Snapshot:
     def result(self, chunk: int, score: float = 0.0, label: str = "") -> SearchResult:
         """Returns a chunk as a search result, with its text. The path begins with `label`."""
         file = int(self.segments.owners[chunk])
-        query = "SELECT path, language, chunks, text FROM files JOIN contents ON file = id WHERE id = ?"
-        path, language, chunks, text = self.database.execute(query, (int(self.segments.ids[file]),)).fetchone()
-        start, end, name = json.loads(chunks)[chunk - int(self.segments.firsts[file])]
+        segments = self.segments
+        query = "SELECT text FROM contents WHERE file = ?"
+        (text,) = self.database.execute(query, (segments.ids[file],)).fetchone()
+        start, end, name = segments.spans(file)[chunk - int(segments.firsts[file])]
         lines = _decompressed(text).split(b"\n", end)[start - 1 : end]
         shown = b"\n".join(lines).decode(errors="replace")
-        return SearchResult(label + path.removeprefix(self.prefix), start, end, language, name, score, shown)
+        language = str(segments.languages[file])
+        return SearchResult(label + segments.paths[file], start, end, language, name, score, shown)
 
 
 def _fnmatch_pattern(name: str) -> str:

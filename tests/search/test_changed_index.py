@@ -134,7 +134,7 @@ def check(tree, index, fresh, near):
 
 
 def dead_chunks(index):
-    return store.count_stored(index.database)[2] - index.statistics()["chunks"]
+    return store.stored(index.database)[1] - index.statistics()["chunks"]
 
 
 def follow(tmp_path, seed, model=None, files=150, largest=2500, changes=6):

@@ -17,7 +17,7 @@ import numpy as np
 from soft_trainer.search.index.chunks import LANGUAGES, TEXT_LANGUAGES, Chunk, first_paragraph, language_of, split
 from soft_trainer.search.index.listing import maybe_vendored
 from soft_trainer.search.index.notebooks import is_notebook, notebook_text
-from soft_trainer.search.index.store import TRAITS
+from soft_trainer.search.index.store import DIGESTS, KINDS, LENGTHS, TRAITS
 from soft_trainer.search.index.vectors import digest as digest_of, embedded_text
 from soft_trainer.search.index.words import WORD, composed, source_words, stem, terms, whole
 from soft_trainer.source.names import identifier_words, is_test_path
@@ -34,14 +34,27 @@ MAX_NOTEBOOK_BYTES = 20_000_000  # including its pictures, which are not indexed
 _PACKAGE_FILES = {"__init__", "index", "mod"}
 
 
-class Batch(NamedTuple):
-    """A batch of files with their terms, in the format of the index.
+class ReadFile(NamedTuple):
+    """A file in the format of the index, without its terms.
 
     Args:
-        files: for each file, the path, language, number of chunks, digest, the `[start, end, name]` of each chunk as
-            JSON, and the compressed text.
-        traits: each file's values for `store.TRAITS`.
-        lengths, kinds, digests: each chunk's number of terms, kind, and digest of the text to embed.
+        spans: the `[start, end, name]` of each chunk, as JSON.
+        text: the compressed text.
+        others: the other columns of the table `files`, beginning with the language.
+    """
+
+    path: str
+    chunks: int
+    spans: str
+    text: bytes
+    others: dict[str, str | bytes]
+
+
+class Batch(NamedTuple):
+    """A batch of files with their terms.
+
+    Args:
+        files: the files that have changed.
         skipped: the files that cannot be searched, with the reasons.
         touched: the files with a new modification time but unchanged content.
         vocabulary: the terms.
@@ -49,11 +62,7 @@ class Batch(NamedTuple):
             across all `files`.
     """
 
-    files: list[tuple[str, str, int, bytes, str, bytes]]
-    traits: list[tuple[int, ...]]
-    lengths: list[int]
-    kinds: list[int]
-    digests: list[int]
+    files: list[ReadFile]
     skipped: dict[str, str]
     touched: list[str]
     vocabulary: list[str]
@@ -71,10 +80,6 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
         included: files to read even if they are minified.
     """
     files = []
-    traits = []
-    lengths = []
-    kinds = []
-    digests = []
     skipped = {}
     touched = []
     numbers = defaultdict(count().__next__)
@@ -91,7 +96,10 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
         if (digest, language) == as_indexed:
             touched.append(path)
             continue
-        chunks = []
+        spans = []
+        lengths = []
+        kinds = []
+        digests = []
         parsed = True
         lines = source.split(b"\n")
         for chunk, text, marked in _chunks(path, source, language):
@@ -100,30 +108,36 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             lengths.append(min(len(term) - before, 65_535))
             term.extend(map(numbers.__getitem__, marked))
             sizes.append(len(term) - before)
-            chunks.append([chunk.start, chunk.end, chunk.name])
+            spans.append([chunk.start, chunk.end, chunk.name])
             kinds.append(chunk.kind)
             parsed = parsed and chunk.parsed
             digests.append(digest_of(embedded_text(path, chunk.name, lines[chunk.start - 1 : chunk.end])))
-        spans = json.dumps(chunks, ensure_ascii=False, separators=(",", ":"))
-        files.append((path, language, len(chunks), digest, spans, zlib.compress(source, 1)))
-        parts = len(identifier_words(_name_and_folders(path)[0]))
-        values = {
+        traits = {
             "test": is_test_path(path, language),
             "depth": min(path.count("/"), 255),
-            "name_parts": min(parts, 255),
+            "name_parts": min(len(identifier_words(_name_and_folders(path)[0])), 255),
             "text": language in TEXT_LANGUAGES,
             "vendored": maybe_vendored(path),
             "generated": is_generated(source),
             "garbled": decoded(source) is None,
             "broken": not parsed,
         }
-        traits.append(tuple(values[trait] for trait in TRAITS))
+        others = {
+            "language": language,
+            "digest": digest,
+            "traits": bytes(traits[trait] for trait in TRAITS),
+            "lengths": np.array(lengths, LENGTHS).tobytes(),
+            "kinds": np.array(kinds, KINDS).tobytes(),
+            "digests": np.array(digests, DIGESTS).tobytes(),
+        }
+        chunks = json.dumps(spans, ensure_ascii=False, separators=(",", ":"))
+        files.append(ReadFile(path, len(spans), chunks, zlib.compress(source, 1), others))
     # Each pair of a term and a chunk is encoded as one integer. NumPy sorts integers faster than Python counts pairs.
     pairs = np.array(term, np.int64) * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
     pairs, times = np.unique(pairs, return_counts=True)
     terms_and_chunks = np.divmod(pairs, max(len(sizes), 1))
     postings = (*(some.astype(np.int32) for some in terms_and_chunks), np.minimum(times, MAX_COUNT).astype(np.uint8))
-    return Batch(files, traits, lengths, kinds, digests, skipped, touched, list(numbers), *postings)
+    return Batch(files, skipped, touched, list(numbers), *postings)
 
 
 def read_source(root: str, path: str, included: bool = False) -> tuple[bytes, str] | str:

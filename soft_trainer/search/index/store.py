@@ -15,7 +15,7 @@ import operator
 import os
 import re
 import sqlite3
-import zlib
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -29,14 +29,12 @@ from soft_trainer.search.index.words import composed
 from soft_trainer.terminal import print_on_main
 
 DATABASE = "index.sqlite"
-_DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
 SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, model, truncate_dim
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
-FORMAT = 18  # increases when chunks, terms, languages or the schema change, so that indexes are built again
+FORMAT = 19  # increases when chunks, terms, languages or the schema change, so that indexes are built again
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
-DAMAGED = "damaged"  # an empty file that a search leaves, so that `soft-trainer index` makes the index again
 # A file's traits: 1 if it is a test; the number of folders above it; the number of words in its file name; 1 if it is
 # text instead of source code; 1 if its folder may contain third-party code; 1 if it is generated; 1 if some of its
 # bytes could not be decoded; 1 if a syntax error may hide functions.
@@ -45,27 +43,24 @@ TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated", "garbl
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
 SEGMENT_CHUNKS = 2000  # a smaller index has one segment
+# `files.first` is the number of a file's first chunk in the postings. The number is never used again.
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, modified INTEGER, changed INTEGER,
-                    language TEXT, count INTEGER, digest BLOB);
+                    language TEXT, digest BLOB, first INTEGER, count INTEGER, traits BLOB, lengths BLOB, kinds BLOB,
+                    digests BLOB);
 CREATE TABLE contents (file INTEGER PRIMARY KEY, chunks TEXT, text BLOB);
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT, size INTEGER, modified INTEGER, changed INTEGER)
                       WITHOUT ROWID;
-CREATE TABLE segments (id INTEGER PRIMARY KEY, lengths BLOB, owners BLOB, kinds BLOB, digests BLOB, languages BLOB,
-                       traits BLOB);
-CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB,
-                       PRIMARY KEY (term, segment)) WITHOUT ROWID;
-CREATE TABLE vectors (first INTEGER PRIMARY KEY, digests BLOB);
+CREATE TABLE postings (term TEXT, segment INTEGER, chunks BLOB, counts BLOB, PRIMARY KEY (term, segment))
+                       WITHOUT ROWID;
+CREATE TABLE vectors (id INTEGER PRIMARY KEY, digests BLOB, rows BLOB);
 """
-_ARRAYS = {
-    "lengths": "<u2",
-    "owners": "<i4",
-    "kinds": "u1",
-    "digests": "<i8",
-    "languages": "<u2",
-    "traits": [(name, "u1") for name in TRAITS],
-}
+# The numbers in the columns of `files`.
+LENGTHS = np.dtype("<u2")
+KINDS = np.dtype("u1")
+DIGESTS = np.dtype("<i8")
+_TRAITS = np.dtype([(name, "u1") for name in TRAITS])
 
 
 def real_folder(folder: str | Path) -> str:
@@ -119,9 +114,7 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
 
 def _check_owner(index_dir: Path) -> None:
     """Raises UserError if another user could have written to the index."""
-    files = [file for name in (*_DATABASE_FILES, SETTINGS) if os.path.lexists(file := index_dir / name)]
-    owners = {index_dir.stat().st_uid, *(file.lstat().st_uid for file in files)}
-    if owners != {os.geteuid()} or any(map(Path.is_symlink, files)):
+    if index_dir.is_symlink() or index_dir.stat().st_uid != os.geteuid():
         raise UserError(
             f"{index_dir}: not trusted, because it is a link or belongs to another user; choose another index_dir"
         )
@@ -163,82 +156,48 @@ def write_settings(index_dir: Path, **changes) -> None:
             aside.write_text(json.dumps(settings | changes, indent=2) + "\n", encoding="utf-8")
 
 
-def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
+def connect(index_dir: Path, create: bool = False, again: bool = False) -> sqlite3.Connection:
     """Opens the database of an index.
 
     Args:
-        create: whether to make a new database if there is none, or if it has an older format or is damaged.
+        create: whether to make a new database if there is none, or if it has an older format.
+        again: whether to make a new database in any case.
 
     Raises:
         UserError: the database is missing, has another format, or may have been written by another user.
-        DamagedIndex: the database is damaged, and `create` is False.
     """
-    if not create:
-        if not (index_dir / DATABASE).is_file():
-            raise UserError(f"{index_dir}: no index there; {HOW_TO_INDEX}")
-        return _open_existing(index_dir)
-    if (index_dir / DATABASE).exists():
-        with suppress(OlderFormat, DamagedIndex):
-            database = _open_existing(index_dir)
-            if is_sound(database):
-                return database
-            database.close()
-    return _create(index_dir)
-
-
-def _open_existing(index_dir: Path) -> sqlite3.Connection:
-    """Opens the database of an index, for reading only if it cannot be written to. Raises the errors of `connect`."""
-    _check_owner(index_dir)
-    if (index_dir / DAMAGED).exists():
-        raise DamagedIndex(index_dir)
     path = index_dir / DATABASE
-    log = index_dir / f"{DATABASE}-wal"
-    try:
-        try:
-            database, version = _open(path, "rw")  # or for reading only, if the file cannot be written to
-        except sqlite3.OperationalError as error:
-            if not is_disk_error(error):
-                raise
-            if log.exists() and log.stat().st_size > 0:
-                why = f"cannot read the log ({error}), which contains part of the index"
-                raise UserError(
-                    f"{index_dir}: {why}; free some space, or search once as the owner of the index"
-                ) from error
-            # A read-only folder and a full disk have no room for a log, unless SQLite may assume that nobody writes.
-            database, version = _open(path, "ro&immutable=1")
-    except sqlite3.Error as error:
-        if is_disk_error(error):
-            raise
-        raise DamagedIndex(index_dir) from error
-    if version == FORMAT:
-        return database
-    database.close()
-    made = f"{index_dir}: the index has format {version}, but this version of soft_trainer reads {FORMAT}"
-    if version > FORMAT:
-        raise UserError(f"{made}; upgrade soft_trainer, or delete the index and create it again")
-    raise OlderFormat(f"{made}; `soft-trainer index DIR` makes it again")
-
-
-def _open(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
-    """Opens a database. Returns the connection and the index's format version."""
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
-    database = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
-    try:
-        for setting in ("trusted_schema = OFF", "cache_size = -65536", "synchronous = NORMAL"):
-            database.execute(f"PRAGMA {setting}")
-        return database, database.execute("PRAGMA user_version").fetchone()[0]
-    except Exception:
+    if not again and path.is_file():
+        _check_owner(index_dir)
+        database = _open(path)
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if version == FORMAT:
+            return database
         database.close()
-        raise
+        made = f"{index_dir}: the index has format {version}, but this version of soft_trainer reads {FORMAT}"
+        if version > FORMAT:
+            raise UserError(f"{made}; upgrade soft_trainer, or delete the index and create it again")
+        if not create:
+            raise UserError(f"{made}; `soft-trainer index DIR` makes it again")
+    if not create:
+        raise UserError(f"{index_dir}: no index there; {HOW_TO_INDEX}")
+    return _create(path)
 
 
-def _create(index_dir: Path) -> sqlite3.Connection:
-    """Makes an empty database instead of one that cannot be read, and removes its embeddings. The settings stay."""
-    path = index_dir / DATABASE
-    for name in (*_DATABASE_FILES, *(path.name for path in index_dir.glob("vectors-*.f16")), DAMAGED):
-        (index_dir / name).unlink(missing_ok=True)
+def _open(path: Path) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    database = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+    for setting in ("trusted_schema = OFF", "cache_size = -65536", "synchronous = NORMAL"):
+        database.execute(f"PRAGMA {setting}")
+    return database
+
+
+def _create(path: Path) -> sqlite3.Connection:
+    """Makes an empty database. The settings stay."""
+    for file in path.parent.glob(f"{DATABASE}*"):
+        file.unlink()
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
-    database = _open(path, "rw")[0]
+    database = _open(path)
     database.execute("PRAGMA auto_vacuum = INCREMENTAL")
     database.execute("PRAGMA journal_mode = WAL")
     with transaction(database):
@@ -247,19 +206,6 @@ def _create(index_dir: Path) -> sqlite3.Connection:
     return database
 
 
-class OlderFormat(UserError):
-    """The error for an index that an older version of this package made."""
-
-
-class DamagedIndex(UserError):
-    """The error for a damaged index, which SQLite or a decoder cannot read."""
-
-    def __init__(self, index_dir: Path):
-        super().__init__(f"{index_dir}: the index is damaged; `soft-trainer index` makes it again")
-
-
-# Errors of SQLite, of decoding what it stores, and of embeddings that were cut.
-UNREADABLE = (sqlite3.Error, zlib.error, UnicodeDecodeError, json.JSONDecodeError, EOFError)
 # Errors about the disk, its permissions or other processes. Every other error of SQLite means a damaged file.
 _DISK_CODES = {
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY,
@@ -272,16 +218,6 @@ def is_disk_error(error: Exception) -> bool:
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _DISK_CODES
     return isinstance(error, OSError)
-
-
-def is_sound(database: sqlite3.Connection) -> bool:
-    """Returns True if SQLite finds no damage in the structure of a database. Does not decode any content."""
-    try:
-        return database.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
-    except sqlite3.Error as error:
-        if is_disk_error(error):
-            raise
-        return False
 
 
 @contextmanager
@@ -322,64 +258,31 @@ def insert_postings(
 ) -> None:
     """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in chunk `chunk[i]`.
 
-    Chunk numbers are delta-encoded. All of a term's deltas have the same width, which is the smallest that fits them.
-
     Args:
         chunk: the chunk numbers, in ascending order for each term.
     """
-    if not len(term):
-        return
     order = np.argsort(term, kind="stable")
     term = term[order]
-    chunk = chunk[order].astype(np.uint32)
-    count = count[order]
-    starts = np.flatnonzero(np.r_[True, term[1:] != term[:-1]])
-    ends = np.r_[starts[1:], len(term)]
-    differences = np.diff(chunk, prepend=np.uint32(0))
-    differences[starts] = 0
-    largest = np.maximum.reduceat(differences, starts)
-    widths = np.where(largest < 1 << 8, 1, np.where(largest < 1 << 16, 2, 4)).tolist()
-    packed = {width: differences.astype(f"<u{width}").data.cast("B") for width in (1, 2, 4)}
-    counts = count.data.cast("B")
-    firsts = chunk[starts].astype("<u4").data.cast("B")
-    names = term[starts].tolist()
-
-    def rows() -> Iterator[tuple]:
-        for number, (start, end, width) in enumerate(zip(starts.tolist(), ends.tolist(), widths, strict=True)):
-            head = bytes(firsts[4 * number : 4 * number + 4])
-            tail = bytes(packed[width][(start + 1) * width : end * width])
-            yield vocabulary[names[number]], segment, width, head + tail, bytes(counts[start:end])
-
-    # If rows are inserted in key order, SQLite does not have to move pages.
-    database.executemany("INSERT INTO postings VALUES (?, ?, ?, ?, ?)", sorted(rows()))
+    chunks = chunk[order].astype("<u4")
+    counts = count[order].astype(np.uint8)
+    starts = np.flatnonzero(np.diff(term, prepend=-1))
+    bounds = itertools.pairwise([*starts.tolist(), len(term)])
+    rows = []
+    for number, (start, end) in zip(term[starts].tolist(), bounds, strict=True):
+        rows.append((vocabulary[number], segment, chunks[start:end].tobytes(), counts[start:end].tobytes()))
+    rows.sort()  # if rows are inserted in key order, SQLite does not have to move pages
+    database.executemany("INSERT INTO postings VALUES (?, ?, ?, ?)", rows)
 
 
-def decode_postings(rows: Iterable[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
-    """Decodes the postings of a term: (width, chunks, counts) for each segment.
+def decode_postings(rows: Iterable[tuple[bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
+    """Decodes the postings of a term: (chunks, counts) for each segment.
 
     Returns:
         The chunk numbers, int64[n], in ascending order within each segment, and the term's counts, uint8[n].
     """
-    chunks = [np.zeros(0, np.int64)]
-    counts = b""
-    for width, blob, times in rows:
-        first = np.frombuffer(blob, "<u4", 1)
-        differences = np.frombuffer(blob, f"<u{width}", offset=4)
-        chunks.append(np.cumsum(np.concatenate([first, differences]), dtype=np.int64))
-        counts += times
-    return np.concatenate(chunks), np.frombuffer(counts, np.uint8)
-
-
-def count_stored(database: sqlite3.Connection) -> tuple[int, int, int]:
-    """Returns how many segments there are, and their files and chunks, including removed files and chunks."""
-    sums = "coalesce(sum(length(languages)), 0) / 2, coalesce(sum(length(lengths)), 0) / 2"
-    return database.execute(f"SELECT count(*), {sums} FROM segments").fetchone()
-
-
-def files_below(database: sqlite3.Connection, prefix: str) -> dict[str, int]:
-    """Returns the ids of the files whose path begins with `prefix`, by the rest of the path, in the order of paths."""
-    query = "SELECT substr(path, 1 + length(?1)), id FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
-    return dict(database.execute(query, (prefix,)))
+    rows = list(rows)
+    chunks = np.frombuffer(b"".join(chunks for chunks, _ in rows), "<u4").astype(np.int64)
+    return chunks, np.frombuffer(b"".join(counts for _, counts in rows), np.uint8)
 
 
 def indexed_path(database: sqlite3.Connection, path: str) -> str:
@@ -392,18 +295,23 @@ def indexed_path(database: sqlite3.Connection, path: str) -> str:
     return max(same, key=path.__eq__, default=path)
 
 
+def stored(database: sqlite3.Connection) -> tuple[int, int]:
+    """Returns how many segments there are, and how many chunks they have, including removed ones."""
+    return tuple(get_meta(database, "stored", (0, 0)))
+
+
 def compact(database: sqlite3.Connection) -> None:
-    """Merges the segments and renumbers files and chunks if there are many segments or dead chunks."""
+    """Merges the segments and renumbers chunks if there are many segments or dead chunks."""
     segments = Segments(database)
     total = len(segments.lengths)
     # Each segment stores its terms again, so a few segments would double the size of a small index.
-    number, _, stored = count_stored(database)
-    if number <= min(MAX_SEGMENTS, 1 + total // SEGMENT_CHUNKS) and stored <= total * (1 + MAX_DEAD_SHARE):
+    number, chunks = stored(database)
+    if number <= min(MAX_SEGMENTS, 1 + total // SEGMENT_CHUNKS) and chunks <= total * (1 + MAX_DEAD_SHARE):
         return
     vocabulary = []
     chunk = [np.zeros(0, np.int32)]
     count = [np.zeros(0, np.uint8)]
-    rows = database.execute("SELECT term, width, chunks, counts FROM postings ORDER BY term, segment")
+    rows = database.execute("SELECT term, chunks, counts FROM postings ORDER BY term, segment")
     for name, same in itertools.groupby(rows, operator.itemgetter(0)):
         chunks, times = segments.decode(row[1:] for row in same)
         if len(chunks):
@@ -411,37 +319,23 @@ def compact(database: sqlite3.Connection) -> None:
             chunk.append(chunks.astype(np.int32))
             count.append(times)
     term = np.repeat(np.arange(len(vocabulary), dtype=np.int32), [len(chunks) for chunks in chunk[1:]])
-    for table in ("postings", "segments"):
-        database.execute(f"DELETE FROM {table}")
-    # Files first get negative ids, so that no two files ever have the same id.
-    database.execute("CREATE TEMP TABLE moves (new INTEGER, old INTEGER PRIMARY KEY)")
-    database.executemany("INSERT INTO moves VALUES (?, ?)", enumerate(segments.ids.tolist()))
-    for table, key in (("files", "id"), ("contents", "file")):
-        database.execute(f"DELETE FROM {table} WHERE {key} NOT IN (SELECT old FROM moves)")
-        database.execute(f"UPDATE {table} SET {key} = -1 - (SELECT new FROM moves WHERE old = {key})")
-        database.execute(f"UPDATE {table} SET {key} = -1 - {key}")
-    database.execute("DROP TABLE moves")
+    database.execute("DELETE FROM postings")
     insert_postings(database, 0, vocabulary, term, np.concatenate(chunk), np.concatenate(count))
-    insert_segment(database, 0, *(getattr(segments, name) for name in _ARRAYS))
-
-
-def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:
-    """Stores the arrays for ranking, in the order of `_ARRAYS`."""
-    blobs = [np.array(array, kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
-    database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", (number, *blobs))
+    firsts = zip(segments.firsts.tolist(), segments.ids, strict=False)
+    database.executemany("UPDATE files SET first = ? WHERE id = ?", firsts)
+    set_meta(database, "stored", (1, total))
 
 
 class Segments:
-    """The arrays of all segments, concatenated and ordered by path, without removed files.
+    """What ranking needs of all files and chunks, ordered by path.
 
     An index that was updated file by file therefore has the same arrays as a new index. Files and chunks are numbered
     in this order. Their numbers in the database are different.
 
     Attributes:
-        paths, ids: each file's path, without the prefix, and its id in the database.
+        paths, ids, languages: each file's path, without the prefix, its id in the database, and its language.
         lengths, owners, kinds: each chunk's number of terms, file and kind.
         digests: the digest of each chunk's text, which identifies its embedding.
-        languages: each file's language.
         traits: each file's `TRAITS`, by name.
         firsts: each file's first chunk, followed by the number of chunks.
 
@@ -451,67 +345,53 @@ class Segments:
 
     def __init__(self, database: sqlite3.Connection, prefix: str = ""):
         self.database = database
-        files = files_below(database, prefix)
-        self.paths = list(files)
-        self.ids = np.array(list(files.values()), np.int64)
-        columns = map(self._column, _ARRAYS)
-        self.lengths, self.owners, self.kinds, self.digests, self.languages, self.traits = columns
-        stored_files = len(self.languages)
-        self.firsts = np.searchsorted(self.owners, np.arange(stored_files + 1))
-        self._numbers = None  # each stored chunk's number here, or -1; None if they are the same
-        if not np.array_equal(self.ids, np.arange(stored_files)):
-            self._select()
-
-    def _select(self) -> None:
-        """Selects and reorders the files in `ids` and their chunks."""
-        counts = self.firsts[self.ids + 1] - self.firsts[self.ids]
-        firsts = np.append(0, np.cumsum(counts))
-        total = int(firsts[-1])
-        stored = np.repeat(self.firsts[self.ids] - firsts[:-1], counts) + np.arange(total)
-        self._numbers = np.full(len(self.lengths), -1, np.int64)
-        self._numbers[stored] = np.arange(total)
-        self.lengths = self.lengths[stored]
-        self.kinds = self.kinds[stored]
-        self.digests = self.digests[stored]
-        self.owners = np.repeat(np.arange(len(self.ids), dtype=np.int32), counts)
-        self.languages = self.languages[self.ids]
-        self.traits = self.traits[self.ids]
-        self.firsts = firsts
-
-    def _column(self, name: str) -> np.ndarray:
-        """Reads one array across all segments."""
-        rows = self.database.execute(f"SELECT {name} FROM segments ORDER BY id")
-        return np.frombuffer(b"".join(blob for (blob,) in rows), _ARRAYS[name])
+        self.prefix = prefix
+        columns = "substr(path, 1 + length(?1)), id, language, first, count, traits, lengths, kinds, digests"
+        query = f"SELECT {columns} FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
+        rows = database.execute(query, (prefix,)).fetchall()
+        self.paths, self.ids, languages, firsts, counts, *blobs = zip(*rows, strict=True) if rows else [()] * 9
+        self.languages = np.array(languages, str)
+        kinds = (_TRAITS, LENGTHS, KINDS, DIGESTS)
+        arrays = [np.frombuffer(b"".join(blob), kind) for blob, kind in zip(blobs, kinds, strict=True)]
+        self.traits, self.lengths, self.kinds, self.digests = arrays
+        self.firsts = np.append(0, np.cumsum(counts, dtype=np.int64))
+        self.owners = np.repeat(np.arange(len(rows), dtype=np.int32), np.diff(self.firsts))
+        # Each chunk's number here by its number in the database, or -1.
+        self._numbers = np.full(stored(database)[1], -1, np.int64)
+        own = np.arange(len(self.lengths))
+        self._numbers[own + np.repeat(np.array(firsts, np.int64) - self.firsts[:-1], counts)] = own
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the chunks that contain a term, int64[n], in ascending order, and the term's counts, float32[n]."""
-        query = "SELECT width, chunks, counts FROM postings WHERE term = ? ORDER BY segment"
+        query = "SELECT chunks, counts FROM postings WHERE term = ? ORDER BY segment"
         chunks, counts = self.decode(self.database.execute(query, (term,)))
         return chunks, counts.astype(np.float32)
 
+    def spans(self, file: int) -> list[tuple[int, int, str]]:
+        """Returns the first line, the last line and the qualified name, or "", of each chunk of a file."""
+        query = "SELECT chunks FROM contents WHERE file = ?"
+        return json.loads(self.database.execute(query, (self.ids[file],)).fetchone()[0])
+
     def chunks_of(self, path: str) -> list[tuple[int, int]]:
         """Returns (chunk, last line) for each chunk of a file, or [] if the file is not in the segments."""
-        query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
-        for file, spans in self.database.execute(query, (path,)):
-            for number in np.flatnonzero(self.ids == file):
-                first = int(self.firsts[number])
-                return [(chunk, end) for chunk, (_, end, _) in enumerate(json.loads(spans), first)]
-        return []
+        inside = path.removeprefix(self.prefix)
+        position = bisect_left(self.paths, inside)
+        if self.prefix + inside != path or inside not in self.paths[position : position + 1]:
+            return []
+        first = int(self.firsts[position])
+        return [(chunk, end) for chunk, (_, end, _) in enumerate(self.spans(position), first)]
 
     def names(self, chunks: np.ndarray) -> list[str]:
         """Returns the qualified names of chunks, or "" for chunks without a name."""
-        query = "SELECT chunks FROM contents WHERE file = ?"
         found = []
         for number, same in itertools.groupby(chunks.tolist(), lambda chunk: int(self.owners[chunk])):
-            spans = json.loads(self.database.execute(query, (int(self.ids[number]),)).fetchone()[0])
+            spans = self.spans(number)
             found += [spans[chunk - int(self.firsts[number])][2] for chunk in same]
         return found
 
-    def decode(self, rows: Iterable[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
+    def decode(self, rows: Iterable[tuple[bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
         """Does what `decode_postings` does, but with the numbers and the order of the chunks here."""
         chunks, counts = decode_postings(rows)
-        if self._numbers is None:
-            return chunks, counts
         chunks = self._numbers[chunks]
         known = np.flatnonzero(chunks >= 0)
         order = known[np.argsort(chunks[known], kind="stable")]

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -21,14 +21,11 @@ import numpy as np
 from soft_trainer.search.index import store
 from soft_trainer.search.index.listing import Listing, Stat, list_tree
 from soft_trainer.search.index.parsing import Batch, read_batch
-from soft_trainer.source.source_files import MINIFIED
 from soft_trainer.terminal import progress_bar
 
 BATCH_FILES = 64
 MIN_PARALLEL_FILES = 200  # fewer files take less time than starting processes
 SEGMENT_POSTINGS = 8_000_000  # postings in memory (13 bytes each) before they are written
-# Reasons for skipping a file that may disappear although its name, size and time stay the same.
-_UNSTABLE = {"unreadable", "link", "not a regular file"}
 
 
 class Changes(NamedTuple):
@@ -53,15 +50,11 @@ def find_changes(database: sqlite3.Connection, folder: str, patterns: dict[str, 
     listing = list_tree(folder, **patterns)
     listing.skipped = {store.storable(path): why for path, why in listing.skipped.items()}
     rows = database.execute("SELECT path, size, modified, changed FROM files")
-    known: dict[str, Stat | None] = {path: (size, modified, changed) for path, size, modified, changed in rows}
+    known: dict[str, Stat] = {path: (size, modified, changed) for path, size, modified, changed in rows}
     by_name = {}
     for path, why, *status in database.execute("SELECT path, reason, size, modified, changed FROM skipped"):
         if status[0] is None:
             by_name[path] = why
-        elif (why in _UNSTABLE and os.access(os.path.join(folder, path), os.R_OK)) or (
-            why == MINIFIED and path in listing.included
-        ):
-            known[path] = None  # folder permissions leave no trace in the file, or the pattern is new
         else:
             known[path] = tuple(status)
     changed = []
@@ -88,8 +81,8 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
     files = {path: indexed.get(path) for path in changes.changed}
     for batch in _read_all(folder, files, changes.listing.included, progress):
         # From here on, all batches share one vocabulary.
-        numbers = [vocabulary[term] for term in batch.vocabulary]
-        batches.append(batch._replace(vocabulary=[], term=np.array(numbers, np.int32)[batch.term]))
+        numbers = np.array([vocabulary[term] for term in batch.vocabulary], np.int32)
+        batches.append(batch._replace(vocabulary=[], term=numbers[batch.term]))
         postings += len(batch.term)
         if postings >= SEGMENT_POSTINGS:
             _write(database, changes.listing.files, list(vocabulary), batches)
@@ -138,36 +131,31 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
     """Writes batches as one segment and commits. For files with unchanged content, updates only the time."""
     with store.transaction(database):
         for batch in batches:
-            _remove(database, [*batch.skipped, *(row[0] for row in batch.files)])
+            _remove(database, [*batch.skipped, *(file.path for file in batch.files)])
             for path in batch.touched:
                 update = "UPDATE files SET size = ?, modified = ?, changed = ? WHERE path = ?"
                 database.execute(update, (*stats[path], path))
             for path, why in batch.skipped.items():
                 database.execute("INSERT INTO skipped VALUES (?, ?, ?, ?, ?)", (path, why, *stats[path]))
-        known = store.get_meta(database, "languages", [])
-        number, file, first = store.count_stored(database)
-        owners = []
-        languages = []
-        numbers = []  # of the chunks in the database
+        segment, first = store.stored(database)
+        before = first
+        chunks = []  # of the postings, by their numbers in the database
         for batch in batches:
-            numbers.append(batch.chunk + len(owners) + first)
-            for path, language, chunks, digest, spans, text in batch.files:
-                values = file, path, *stats[path], language, chunks, digest
-                database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
-                database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, spans, text))
-                if language not in known:
-                    known.append(language)
-                languages.append(known.index(language))
-                owners += [file] * chunks
-                file += 1
-        if not languages:
-            return
-        store.set_meta(database, "languages", known)
-        joined = partial(store.joined_arrays, batches)
-        store.insert_postings(database, number, vocabulary, joined("term"), np.concatenate(numbers), joined("count"))
-        traits = list(chain.from_iterable(batch.traits for batch in batches))
-        arrays = joined("lengths"), owners, joined("kinds"), joined("digests"), languages, traits
-        store.insert_segment(database, number, *arrays)
+            chunks.append(batch.chunk + first)
+            for file in batch.files:
+                size, modified, changed = stats[file.path]
+                columns = {"path": file.path, "size": size, "modified": modified, "changed": changed}
+                columns |= file.others | {"first": first, "count": file.chunks}
+                marks = ", ".join("?" * len(columns))
+                insert = f"INSERT INTO files ({', '.join(columns)}) VALUES ({marks})"
+                number = database.execute(insert, list(columns.values())).lastrowid
+                database.execute("INSERT INTO contents VALUES (?, ?, ?)", (number, file.spans, file.text))
+                first += file.chunks
+        if first > before:
+            terms = np.concatenate([batch.term for batch in batches])
+            counts = np.concatenate([batch.count for batch in batches])
+            store.insert_postings(database, segment, vocabulary, terms, np.concatenate(chunks), counts)
+            store.set_meta(database, "stored", (segment + 1, first))
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:

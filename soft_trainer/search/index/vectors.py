@@ -1,29 +1,24 @@
-"""Stores embeddings as rows of an append-only float16 file. SQLite has the digest of each row's text.
+"""Stores embeddings as float16 with the digests of their texts.
 
-A chunk finds its embedding by the digest of its text, so the rows of texts that are gone, as after a change of branch,
-are used again when the texts come back. A row is written before the transaction that names its digest, and never
-changes afterwards. A killed process may leave rows that are never read, but no reader ever sees part of a row. If most
-rows are unused, the file is rewritten under a new name.
+A chunk finds its embedding by the digest of its text, so the embeddings of texts that are gone, as after a change of
+branch, are used again when the texts come back. If most embeddings are unused, the others are deleted.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import sqlite3
 import time
 import zlib
 from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import count, islice
-from pathlib import Path
 
 import numpy as np
 
 from soft_trainer.encoders.onnx import has_onnxruntime
 from soft_trainer.encoders.text_encoder import TextEncoder
-from soft_trainer.errors import UserError
 from soft_trainer.search.index.store import Segments, get_meta, set_meta, transaction
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, progress_bar
 
@@ -49,9 +44,7 @@ def digest(embedded: bytes) -> int:
     return int.from_bytes(blake2b(embedded, digest_size=8).digest(), "little", signed=True)
 
 
-def embed_chunks(
-    database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, progress: bool, seconds: float
-) -> None:
+def embed_chunks(database: sqlite3.Connection, encoder: TextEncoder, progress: bool, seconds: float) -> None:
     """Encodes every text that has no embedding yet, for about so many seconds. The next call continues.
 
     Call `start_encoding` first. Other processes and threads may change the index at the same time, but only one
@@ -70,12 +63,8 @@ def embed_chunks(
             started = time.perf_counter()
             digests, texts, languages = zip(*group, strict=True)
             rows = (state["scale"] * encoder.encode(texts, "code", languages)).astype("<f2")
-            _append(vector_file(index_dir, state), state["rows"], rows)
             with transaction(database):
-                named = state["rows"], np.array(digests, "<i8").tobytes()
-                database.execute("INSERT INTO vectors VALUES (?, ?)", named)
-                state["rows"] += len(group)
-                set_meta(database, "vectors", state)
+                _insert(database, np.array(digests, "<i8"), rows)
             ended = time.perf_counter()
             rate = len(group) / max(ended - started, 1e-3)
             bar.update(len(group))
@@ -88,19 +77,25 @@ def embed_chunks(
             if ended > deadline:
                 break
             size = min(max(1, round(min(COMMIT_SECONDS, deadline - ended) * rate)), COMMIT_TEXTS)
-    (chunks,) = database.execute("SELECT coalesce(sum(count), 0) FROM files").fetchone()
-    if state["rows"] > 2 * chunks + SPARE_ROWS:
-        state = _compacted(database, index_dir, state)
+    _compact(database)
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    for path in index_dir.glob("vectors-*.f16"):  # a reader keeps its file until the end
-        if path != vector_file(index_dir, state):
-            path.unlink(missing_ok=True)
+
+
+def _insert(database: sqlite3.Connection, digests: np.ndarray, rows: np.ndarray) -> None:
+    database.execute("INSERT INTO vectors (digests, rows) VALUES (?, ?)", (digests.tobytes(), rows.tobytes()))
 
 
 def _digests(database: sqlite3.Connection) -> np.ndarray:
     """Returns the digest of each row's text, int64[rows]."""
-    rows = database.execute("SELECT digests FROM vectors ORDER BY first")
+    rows = database.execute("SELECT digests FROM vectors ORDER BY id")
     return np.frombuffer(b"".join(blob for (blob,) in rows), "<i8")
+
+
+def read_vectors(database: sqlite3.Connection) -> np.ndarray:
+    """Returns the embeddings, float16[rows, d]."""
+    rows = database.execute("SELECT rows FROM vectors ORDER BY id")
+    dimension = get_meta(database, "vectors")["dimension"]
+    return np.frombuffer(b"".join(blob for (blob,) in rows), "<f2").reshape(-1, dimension)
 
 
 def rows_of(database: sqlite3.Connection, digests: np.ndarray) -> np.ndarray:
@@ -139,8 +134,7 @@ def start_encoding(database: sqlite3.Connection, name: str, truncate_dim: int | 
     scale = 1.0
     if 0 < length < math.inf:
         scale = 2.0 ** -round(math.log2(length))
-    number = state.get("number", 0) + 1
-    kept |= {"runtime": encoder.runtime, "dimension": example.shape[1], "scale": scale, "rows": 0, "number": number}
+    kept |= {"runtime": encoder.runtime, "dimension": example.shape[1], "scale": scale}
     with transaction(database):
         database.execute("DELETE FROM vectors")
         set_meta(database, "vectors", kept)
@@ -151,11 +145,6 @@ def _embedded_texts(path: str, spans: str, text: bytes) -> Iterator[bytes]:
     lines = zlib.decompress(text).split(b"\n")
     for start, end, name in json.loads(spans):
         yield embedded_text(path, name, lines[start - 1 : end])
-
-
-def vector_file(index_dir: Path, state: dict) -> Path:
-    """Returns the path of the file of embeddings. Each rewrite uses the next number."""
-    return index_dir / f"vectors-{state['number']:06d}.f16"
 
 
 def _pending(database: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
@@ -177,48 +166,20 @@ def _pending(database: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
                         yield key, text.decode(errors="replace"), language
 
 
-def _append(path: Path, row: int, vectors: np.ndarray) -> None:
-    """Writes rows to a file, starting at `row`. Overwrites any rows that a killed process left."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "wb") as file:
-        file.seek(row * vectors.shape[1] * 2)
-        file.write(vectors.tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> dict:
-    """Copies the embeddings in use to a new file. Returns the new state."""
-    old = open_vectors(index_dir, state)
+def _compact(database: sqlite3.Connection) -> None:
+    """Deletes the embeddings of texts that are gone, if they are most of the embeddings."""
     digests = _digests(database)
-    used = np.flatnonzero(np.isin(digests, Segments(database).digests))
-    state = state | {"number": state["number"] + 1, "rows": len(used)}
-    path = vector_file(index_dir, state)
-    path.unlink(missing_ok=True)
-    for start in range(0, len(used), 65_536):
-        _append(path, start, np.asarray(old[used[start : start + 65_536]]))
+    wanted = Segments(database).digests
+    if len(digests) <= 2 * len(wanted) + SPARE_ROWS:
+        return
+    used = np.flatnonzero(np.isin(digests, wanted))
+    rows = read_vectors(database)[used]
     with transaction(database):
         database.execute("DELETE FROM vectors")
-        database.execute("INSERT INTO vectors VALUES (0, ?)", (digests[used].tobytes(),))
-        set_meta(database, "vectors", state)
-    return state
-
-
-def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
-    """Returns the memory-mapped embeddings, float16[rows, d]. Raises EOFError if the file is too short.
-
-    A missing file raises UserError: another process may just have replaced it.
-    """
-    shape = (state["rows"], state["dimension"])
-    if not state["rows"]:
-        return np.zeros(shape, np.float16)
-    path = vector_file(index_dir, state)
-    try:
-        if path.stat().st_size < 2 * math.prod(shape):
-            raise EOFError(path)
-        return np.memmap(path, "<f2", "c", shape=shape)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; search again, or delete {index_dir} and index again") from error
+        for start in range(0, len(used), ROWS_AT_ONCE):
+            some = slice(start, start + ROWS_AT_ONCE)
+            _insert(database, digests[used[some]], rows[some])
+    database.executescript("PRAGMA incremental_vacuum")
 
 
 def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:

@@ -104,13 +104,11 @@ class _Keeper:
     def refresh(self, path: str) -> None:
         """Reads changed files, unless the last look at a large tree was recent.
 
-        An index that has been deleted is made again at once.
-
         Args:
             path: a file that is read, whose change is always noticed, or "".
         """
         self._start_encoder()
-        due = self.index.is_deleted() or time.monotonic() >= self.next_check
+        due = time.monotonic() >= self.next_check
         self.looked = due or self.index.is_outdated(path)
         if self.update and self.looked:
             self.index.refresh(encode=False)

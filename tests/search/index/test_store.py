@@ -11,7 +11,6 @@ import pytest
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.index import store
 
 # Embeds slowly and commits often, so that kills hit every stage of the work.
 WRITER = """
@@ -80,4 +79,3 @@ def test_two_processes_at_once(tmp_path):
     assert index.database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert index.database.execute("SELECT count(*), count(DISTINCT path) FROM files").fetchone() == (40, 40)
     assert index.search("stable_name_7", lexical=True)[0].path == "src/m7.py"
-    assert len(list(index_dir.glob("vectors-*"))) == 1 and (index_dir / store.DATABASE).stat().st_size

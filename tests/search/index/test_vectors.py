@@ -92,7 +92,6 @@ def test_another_model_and_other_weights_are_noticed(tree, stub):
         assert index.search("parse date") and "has changed" in index.notices[-1]
         CodeIndex.build(tree, model="another")
         assert len(stub.encoded) == number * count
-    assert len(list(index.index_dir.glob("vectors-*"))) == 1
 
 
 def test_the_number_of_dimensions_is_kept_and_another_one_encodes_again(tree, stub):
@@ -108,7 +107,6 @@ def test_the_number_of_dimensions_is_kept_and_another_one_encodes_again(tree, st
     CodeIndex.build(tree, truncate_dim=4)
     assert len(stub.encoded) == 2 * count and (opened.model, opened.truncate_dim) == ("stub", 4)
     assert opened.search(BACKWARDS) and opened._cached.vectors.shape[1] == 4
-    assert len(list(index.index_dir.glob("vectors-*"))) == 1
     CodeIndex.build(tree, model="another")
     assert opened.truncate_dim is None
 
@@ -165,32 +163,17 @@ def test_an_encoder_stays_while_it_encodes_new_chunks(tree, stub):
 
 
 @pytest.mark.slow
-def test_the_file_of_embeddings_does_not_grow(tree, stub):
+def test_unused_embeddings_are_deleted(tree, stub):
     index = CodeIndex.build(tree, model="stub")
     for number in range(20):
         text = "\n\n\n\n".join(f"def f{number}_{k}(x):\n    y = x + {number}\n    return y" for k in range(30))
         write_tree(tree, {"src/many.py": text})
         index.update()
-    files = list(index.index_dir.glob("vectors-*"))
-    assert len(files) == 1
-    assert files[0].stat().st_size <= 2.1 * index.statistics()["chunks"] * 16 * 2 + 16 * 32
+    (rows,) = index.database.execute("SELECT sum(length(digests)) / 8 FROM vectors").fetchone()
+    assert rows <= 2.1 * index.statistics()["chunks"] + 16
     with index.snapshot() as snapshot:  # every chunk still has its own embedding
         values = index.similarity_to("def f19_3(x):\n    y = x + 19\n    return y", snapshot)
     assert not np.isnan(values).any()
-
-
-def test_rows_past_the_committed_ones_are_written_over_and_missing_ones_named(tree, stub):
-    index = CodeIndex.build(tree, model="stub")
-    file = next(index.index_dir.glob("vectors-*"))
-    size = file.stat().st_size
-    with open(file, "ab") as handle:
-        handle.write(b"\xff" * 999)
-    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    index.update()
-    assert index.search("brand_new")[0].path == "new.py" and file.stat().st_size >= size
-    file.unlink()
-    with refused("index again"):
-        CodeIndex.open(index.index_dir).search("parse date")
 
 
 def test_the_real_encoder_class_loads_and_embeds(model, tokenizer, profile, tmp_path, tree):

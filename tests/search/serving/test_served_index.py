@@ -1,6 +1,5 @@
 """A served index notices changes, and no search waits for an encoder."""
 
-import shutil
 import threading
 import time
 
@@ -122,17 +121,3 @@ def test_a_very_large_tree_is_looked_at_every_five_seconds_and_a_notice_says_so(
         assert len(looked) == (1 if large else 4) and [late in each for each in notices] == [False, large, large]
         served.text_of(f"{tree}/README.md")
         assert len(looked) == (2 if large else 5)  # a file that is read is always as it is now
-
-
-def test_an_index_that_is_deleted_is_made_again(tree, stub):
-    index = CodeIndex.build(tree, model="stub")
-    served = ServedIndex(Search([CodeIndex.open(index.index_dir)]))
-    until(served.keepers[0].loaded.is_set)
-    shutil.rmtree(index.index_dir)
-    served.keepers[0].next_check = time.monotonic() + 60
-    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    results, notices = served.search("brand_new", 5)
-    assert results[0].path == "new.py"
-    assert notices[0] == f"{index.index_dir} was deleted; the index was made again, with the default settings"
-    served.keepers[0].next_check = 0.0
-    assert served.search("brand_new", 5)[0][0].path == "new.py"
