@@ -24,7 +24,6 @@ from soft_trainer.errors import UserError
 from soft_trainer.packaged import BASE
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.git_listing import list_ignored
-from soft_trainer.search.index.listing import file_stat
 from soft_trainer.search.index.stored import KEPT_DAYS, prune
 from soft_trainer.search.index.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.ranking.results import SearchResult
@@ -348,19 +347,6 @@ class CodeIndex:
             with suppress(UserError):  # the search reports the error
                 self.encode(wait=False, seconds=MAX_WAIT)
 
-    def is_outdated(self, path: str) -> bool:
-        """Returns True if a file in the folder, given by its absolute path, differs from what was indexed of it."""
-        if not path.startswith(f"{self.folder}/"):
-            return False
-        try:
-            status = file_stat(os.lstat(path))
-        except (OSError, ValueError):  # the second one for a null byte
-            status = None
-        query = "SELECT size, modified, changed FROM files WHERE path = ?"
-        with self._turn():
-            known = self.database.execute(query, (store.storable(os.path.relpath(path, self.root)),)).fetchone()
-        return known != status
-
     def command(self, *options: str) -> str:
         """Returns the shell command that updates this index."""
         default = self.index_dir == store.default_index_dir(self.root)
@@ -441,11 +427,6 @@ class CodeIndex:
             return False
         with self._turn():
             return bool(store.Segments(self.database, store.storable(f"{self.prefix}{inside}/")).paths)
-
-    def last_changed(self) -> float:
-        """Returns when the index last changed, in seconds since 1970."""
-        with self._turn():
-            return (self.index_dir / store.DATABASE).stat().st_mtime
 
     def skipped(self) -> dict[str, str]:
         """Returns the skipped files as `{path: reason}`. A path that ends with `/` stands for a whole folder."""

@@ -30,8 +30,15 @@ class ServedIndex:
         self.index = index
         self.update = update
         self.lexical = lexical
+        self.model = model
         self.lock = threading.Lock()  # threads share SQLite's connections
-        self.keepers = [_Keeper(member, update, lexical, model) for member in index.members]
+        self.next_look = 0.0
+        self.work = threading.Event()
+        self.loaded = threading.Event()
+        self.problem = "the encoder is being loaded"
+        for member in index.members:
+            member.remedy = "the others are being encoded"
+        threading.Thread(target=self._keep, daemon=True).start()
 
     def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
         """Returns results and notices. Until the encoder is loaded, the search uses only words."""
@@ -44,98 +51,55 @@ class ServedIndex:
     def text_of(self, path: str) -> str | None:
         """Returns the text of a file as it is now, or None if the file is not in the index."""
         with self.lock:
-            self._refresh(self.index.full_path(path))
+            self._refresh()
             return self.index.text_of(path)
 
-    def _refresh(self, path: str = "") -> None:
-        for keeper in self.keepers:
-            keeper.refresh(path)
+    def _refresh(self) -> None:
+        """Reads changed files."""
+        if self.update:
+            for member in self.index.members:
+                member.refresh(encode=False)
+            if max(member.look_seconds for member in self.index.members) > CHECK_ALWAYS:
+                self.next_look = time.monotonic() + CHECK_SECONDS
+        self.work.set()
 
     def _answer(self, ask: Callable[..., list[SearchResult]]) -> tuple[list[SearchResult], list[str]]:
         with self.lock:
-            self._refresh()
-            ready = [keeper.ready() for keeper in self.keepers]
-            results = ask(lexical=self.lexical or not all(ready))
-            notices = list(self.index.notices)
-            for keeper, was_ready in zip(self.keepers, ready, strict=True):
-                notices += keeper.take_notices(was_ready)
-        return results, list(dict.fromkeys(notices))
+            late = time.monotonic() < self.next_look
+            if not late:
+                self._refresh()
+            encoded = not self.lexical and (self.model or any(member.model for member in self.index.members))
+            ready = self.loaded.is_set()
+            results = ask(lexical=self.lexical or not ready)
+            notices = self.index.notices
+            for member in self.index.members:
+                member.notices = []
+            problem = self.problem
+        if late:
+            notices.append(f"changes of the last {CHECK_SECONDS:g} seconds may be missing, because the tree is large")
+        if encoded and problem:
+            notices.append(f"{'new chunks are not encoded' if ready else 'searching only by words'}: {problem}")
+        return results, notices
 
-
-class _Keeper:
-    """Keeps one index up to date. Reads files on request. Encodes chunks in the background."""
-
-    def __init__(self, index: CodeIndex, update: bool, lexical: bool, model: str | None):
-        self.index = index
-        self.new_model = model
-        self.update = update
-        self.lexical = lexical
-        self.next_check = 0.0
-        self.looked = True
-        self.loaded = threading.Event()
-        self.work = threading.Event()
-        self.problem = ""
-        self.encodes = False
-        if update:
-            index.remedy = "the others are being encoded"
-        self._start_encoder()
-
-    def ready(self) -> bool:
-        """Returns True if a search does not have to wait for the encoder."""
-        return self.loaded.is_set() or not self._has_encoder()
-
-    def _has_encoder(self) -> bool:
-        return bool(self.new_model or self.index.model)
-
-    def take_notices(self, was_ready: bool) -> list[str]:
-        """Returns notices about the encoder and about a look that was put off, and clears the index's notices."""
-        self.index.notices = []
-        found = []
-        if self.update and not self.looked:
-            found.append(f"changes of the last {CHECK_SECONDS:g} seconds may be missing, because the tree is large")
-        if self.lexical or not self._has_encoder():
-            return found
-        if not was_ready:
-            found.append(f"searching only by words: {self.problem or 'the encoder is being loaded'}")
-        elif self.problem:
-            found.append(f"new chunks are not encoded: {self.problem}")
-        return found
-
-    def refresh(self, path: str) -> None:
-        """Reads changed files, unless the last look at a large tree was recent.
-
-        Args:
-            path: a file that is read, whose change is always noticed, or "".
-        """
-        self._start_encoder()
-        due = time.monotonic() >= self.next_check
-        self.looked = due or self.index.is_outdated(path)
-        if self.update and self.looked:
-            self.index.refresh(encode=False)
-            self.work.set()
-            if self.index.look_seconds > CHECK_ALWAYS:
-                self.next_check = time.monotonic() + CHECK_SECONDS
-
-    def _start_encoder(self) -> None:
-        """Starts the encoding thread if the index has an encoder and the thread is not running yet."""
-        if self._has_encoder() and not (self.lexical or self.encodes):
-            self.encodes = True
-            threading.Thread(target=self._encode, daemon=True).start()
-
-    def _encode(self) -> None:
-        """Loads the encoder, then keeps encoding new chunks."""
+    def _keep(self) -> None:
+        """Loads the encoders, then keeps encoding new chunks."""
         while True:
             try:
-                with CodeIndex.open(self.index.index_dir) as index:  # a thread has its own connection
-                    index.encoders = self.index.encoders
-                    if self.new_model:
-                        index.use_encoder(self.new_model)
-                        self.new_model = None
-                    index.load_encoder()
-                    self.problem = ""
-                    self.loaded.set()
+                # A thread has its own connections.
+                opened = [CodeIndex.open(member.index_dir) for member in self.index.members]
+                for index, member in zip(opened, self.index.members, strict=True):
+                    index.encoders = member.encoders
+                    if self.model:
+                        index.use_encoder(self.model)
+                    if not self.lexical:
+                        index.load_encoder()
+                self.model = None
+                self.problem = ""
+                self.loaded.set()
+                for index in opened:
                     if self.update:
                         index.encode(wait=False)
+                    index.close()
             except Exception as error:  # no caller reads the error of this thread
                 cause = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
                 self.problem = cause + " ".join(str(error).split())

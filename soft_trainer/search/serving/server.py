@@ -15,7 +15,6 @@ from soft_trainer.errors import UserError
 from soft_trainer.search.index.words import telling_terms
 from soft_trainer.search.ranking.ranking import parse_query
 from soft_trainer.search.ranking.results import parse_location, weak_notices
-from soft_trainer.search.serving.examples import example_queries
 from soft_trainer.search.serving.served_index import ServedIndex
 
 PAGE = Path(__file__).with_name("page.html")
@@ -77,24 +76,20 @@ class PageServer(ThreadingHTTPServer):
         return {"start_line": start, "text": shown}
 
     def about(self, _: dict[str, str]) -> dict:
-        """Returns what the start page shows: the folder, the number of files, the languages, and example queries.
+        """Returns what the start page shows: the folder, the number of files and the languages.
 
-        `evidence` is what a search can rank results by, `age` is the number of seconds since the index last changed,
-        and `update` is whether searches look for changed files.
+        `update` is whether searches look for changed files.
         """
         index = self.served.index
-        encoders = dict.fromkeys(f"encoder {member.model}" for member in index.members if member.model)
         with self.served.lock:
             files = index.files_by_language()
-            return {
-                "folder": index.folder,
-                "files": files.total(),
-                "languages": [name for name, _ in files.most_common()],
-                "examples": example_queries(index),
-                "evidence": ["words", *(() if self.served.lexical else encoders)],
-                "age": max(0.0, time.time() - max(member.last_changed() for member in index.members)),
-                "update": self.served.update,
-            }
+        languages = [name for name, _ in files.most_common()]
+        return {
+            "folder": index.folder,
+            "files": files.total(),
+            "languages": languages,
+            "update": self.served.update,
+        }
 
 
 class _Handler(BaseHTTPRequestHandler):

