@@ -112,6 +112,7 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["study", "--config", "quickstart"], f"{RECIPES / 'quickstart.yaml'}: not a study, because it has no runs"),
         (["push", "/nowhere", "user/name"], "/nowhere: no such folder"),
         (["train", "quickstart"], "unexpected 'quickstart': write options as --NAME VALUE"),
+        (["evaluate", "--data_dir", "ROWS", "MODEL"], "give the encoder first: soft-trainer evaluate MODEL"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )

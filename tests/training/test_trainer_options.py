@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import json
 import math
-import re
 import signal
 
 import numpy as np
@@ -210,7 +209,7 @@ def test_a_model_is_made_anew_for_every_training(trainer_of, model):
 
 
 @pytest.mark.slow
-def test_a_search_of_hyperparameters_trains_each_trial_with_its_own_values(trainer_of, model, tmp_path, capsys):
+def test_a_search_of_hyperparameters_trains_each_trial_with_its_own_values(trainer_of, model, tmp_path):
     taken = []
 
     class Recorder(TrainerCallback):
@@ -234,7 +233,6 @@ def test_a_search_of_hyperparameters_trains_each_trial_with_its_own_values(train
     assert sorted(taken) == [(size, 2 * size, size // 2, pytest.approx(0.1 * size)) for size in (2, 4, 6)]
     assert 0 < best.objective <= 1 and best.hyperparameters["group_size"] in (2, 4, 6)
     assert len(list((tmp_path / "out").glob("run-*/checkpoint-1/model.safetensors"))) == 3
-    assert re.search(r"pairs per batch and process .* trial", capsys.readouterr().err)
 
 
 @pytest.mark.slow
