@@ -16,9 +16,10 @@ from trainings import check_weights, initial
 from transformers import TrainerCallback
 
 from soft_trainer.encoders.adapters import add_lora
+from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.encoding import moved, pad
 from soft_trainer.encoders.packing import first_position, pack
-from soft_trainer.encoders.passes import computes_bf16, decide_passes, running
+from soft_trainer.encoders.passes import computes_bf16, decide_passes
 from soft_trainer.options.model import ModelArguments
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")

@@ -27,7 +27,7 @@ from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
 from soft_trainer.estimators.scores import CrossEncoderEstimator
 from soft_trainer.hub_files import split_revision
-from soft_trainer.options.defaults import check_teacher, teacher_settings
+from soft_trainer.options.defaults import teacher_settings
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.rows import LabelledRows, batch_columns, check_labels
@@ -110,7 +110,11 @@ class SoftInfoNCELoss(nn.Module):
         self.gather_across_devices = gather_across_devices
         teacher = options.get("teacher")
         if teacher is not None:
-            check_teacher(teacher, estimator and type(estimator).__name__)
+            if estimator is not None:
+                other = type(estimator).__name__
+                raise UserError(
+                    f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {other}"
+                )
             settings = teacher_settings(teacher)
             options = {name: settings[name] for name in OPTIONS if name in settings} | options
             kind = TrainedModelEstimator
