@@ -42,9 +42,8 @@ TOKENIZER_FILES = """
     tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja
     vocab.json vocab.txt merges.txt spiece.model tokenizer.model sentencepiece.bpe.model
 """.split()
-# The rows of a run, in its folder PUSHED_ROWS. A repository on the Hub has the rows of one run.
+# The rows that are mined from a tree.
 ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
-PUSHED_ROWS = "pushed_rows"
 UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
 CARD = "README.md"
 PREVIOUS_CARD = f"{CARD}.previous"  # a card that the user had edited before another run replaced it

@@ -92,20 +92,3 @@ def test_waits_are_counted_by_line(parts, monkeypatch):
     assert modes == ["warn", "default"]
     ((line, number),) = counter.calls.items()
     assert number == 3 and line.startswith("tests/test_gpu_benchmarks.py:")
-
-
-@pytest.mark.slow
-def test_the_study_tunes_runs_and_compares(data_dir, encoder_dir, tmp_path):
-    mined = tmp_path / "mined"
-    mined.mkdir()
-    for language in ("go", "java", "javascript", "php", "python", "ruby"):
-        (mined / language).symlink_to(data_dir)
-    options = ["--mined", mined, "--csn_ruby", data_dir, "--model", encoder_dir, "--batch_size", "8", "--workers", "0"]
-    options += ["--minutes", "30", "--rates", "2e-5"]
-    code, printed = run(tmp_path, "gpu_study.py", "tune", *options)
-    assert code == 0 and "MRR on valid by learning rate" in printed, printed
-    code, printed = run(tmp_path, "gpu_study.py", "run", *options)
-    assert code == 0 and "| csn-ruby " in printed and "MRR minus mnrl (95 % interval)" in printed, printed
-    lines = [json.loads(line) for line in (tmp_path / "gpu_study.jsonl").read_text().splitlines()]
-    assert [line["mode"] for line in lines] == ["tune"] * 4 + ["run"] * 5
-    assert all(len(ranks) == 4 for ranks in lines[-1]["ranks"].values())

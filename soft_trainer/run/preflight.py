@@ -51,7 +51,7 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     languages = ()
     if strategy == "one_language":
         languages = languages_of(split.to_pairs())
-    make_sampler(split, plan, args, languages=languages)  # raises UserError if there are too few rows
+    make_sampler(len(split.judgments), plan, args, languages=languages)  # raises UserError if there are too few rows
     check_codes(plan.criterion, plan.global_batch_size)
     if isinstance(estimator, Estimator):
         estimator.check(split)

@@ -105,8 +105,7 @@ def setup_table(trainer) -> dict[str, object]:
     negatives = 0
     if trainer.train_split is not None:
         negatives, _ = negatives_to_draw(plan.options, trainer.train_split.judgments)
-        of_sources = [pairs for _, _, pairs in trainer.train_split.sources.values()]
-        in_all = min(in_all, max(of_sources, default=len(trainer.train_dataset)))  # a batch comes from one source
+        in_all = min(in_all, len(trainer.train_dataset))
     of_process = -(-in_all // plan.processes)
     compared = in_all if plan.gathers else of_process
     setup = {
