@@ -1,4 +1,4 @@
-"""The benchmarks for a GPU run without one, on a handful of rows."""
+"""The benchmarks run at their smallest size, those for a GPU without one, on a handful of rows."""
 
 import json
 import os
@@ -91,4 +91,37 @@ def test_waits_are_counted_by_line(parts, monkeypatch):
         counter.on_step_end(None, SimpleNamespace(global_step=step + 1), None)
     assert modes == ["warn", "default"]
     ((line, number),) = counter.calls.items()
-    assert number == 3 and line.startswith("tests/test_gpu_benchmarks.py:")
+    assert number == 3 and line.startswith("tests/test_benchmarks.py:")
+
+
+SMALLEST = {
+    "step.py": (
+        ["--data_dir", "ROWS", "--size", "32x1", "--lengths", "16,24", "--batch_sizes", "8"],
+        "largest difference",
+    ),
+    "search.py": (["--folder", "TREE"], "query"),
+    "kill_and_resume.py": (["--data_dir", "ROWS", "--batch_size", "4", "--kills", "1", "--on_two", "0"], "equal"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SMALLEST)
+def test_the_commands_of_the_pages_run(script, data_dir, tmp_path):
+    options, expected = SMALLEST[script]
+    where = {"ROWS": str(data_dir), "TREE": str(tmp_path / "tree")}
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "dates.py").write_text("def parse_date(text):\n    return text.split('-')\n")
+    if script == "step.py":
+        options = [
+            *options,
+            "--repetitions",
+            "1",
+            "--ways",
+            "ours,sentence-transformers",
+            "--dtype",
+            "float32,bfloat16",
+        ]
+    command = [sys.executable, str(BENCHMARKS / script), *(where.get(option, option) for option in options)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and expected in done.stdout, done.stdout + done.stderr
