@@ -105,7 +105,7 @@ class SoftInfoNCETrainer(RunTrainer):
     ):
         starting = preflight.first_encoder(model, processing_class, encoder, kwargs)
         columns = ColumnNames(query_column, code_column, id_column, negatives_column)
-        split = training_split(train_dataset, "train_dataset", columns)
+        split = training_split(train_dataset, "train_dataset", columns, preflight.rows_of_steps(args))
         sets = evaluation_splits(eval_dataset, codebase, "eval_dataset", columns)
         details = details or RunDetails()
         own_loss = None
@@ -316,7 +316,8 @@ class SoftInfoNCETrainer(RunTrainer):
         if self.compute_metrics is not None:
             predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))
             found = self.compute_metrics(EvalPrediction(predictions, best_answers(split.judgments)))
-            metrics |= denumpify_detensorize(found)
+            for name, value in denumpify_detensorize(found).items():
+                metrics[name] = value.item() if getattr(value, "ndim", None) == 0 else value
         metrics |= speed_metrics("", start, num_samples=len(split.queries))
         prefix = f"{metric_key_prefix}_"  # the user's metrics may have it; speed metrics start with "_"
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}

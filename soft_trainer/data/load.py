@@ -13,7 +13,7 @@ from datasets import Dataset, IterableDataset
 
 from soft_trainer.data.columns import ANY_COLUMNS, ColumnNames
 from soft_trainer.data.folders import SPLIT_NAMES, check_names, list_files
-from soft_trainer.data.holdout import HELD_OUT_SHARE, Division
+from soft_trainer.data.holdout import HELD_OUT_SHARE, Division, warn_of_overlap
 from soft_trainer.data.layouts import JUDGED, LAYOUTS, TABLES
 from soft_trainer.data.layouts.codesearchnet import load_hub
 from soft_trainer.data.make_splits import Context, make_splits, splits_of_tables
@@ -90,7 +90,10 @@ def load_rows(
         languages=() if language is None else (language,),
         revision=revision,
     )
-    return read_source(source, context)
+    splits = read_source(source, context)
+    if "train" in splits:
+        warn_of_overlap({name: split for name, split in splits.items() if name != "train"}, splits["train"])
+    return splits
 
 
 def read_source(source, context: Context = EVERYTHING) -> dict[str, Split]:
@@ -110,6 +113,7 @@ def read_source(source, context: Context = EVERYTHING) -> dict[str, Split]:
         else:
             tables = {"train": as_rows(source, label)}
         return splits_of_tables(tables, label, context, named=named)
+    source = os.path.expanduser(source)
     if not Path(source).exists():
         tables = load_hub(str(source), context.language, context.revision)
         return splits_of_tables(tables, str(source), context._replace(language=None))
@@ -135,10 +139,12 @@ def read_source(source, context: Context = EVERYTHING) -> dict[str, Split]:
 # ---- Objects in Python ----
 
 
-def training_split(rows, name: str = "train_dataset", names: ColumnNames = ANY_COLUMNS) -> Split | None:
+def training_split(
+    rows, name: str = "train_dataset", names: ColumnNames = ANY_COLUMNS, most: int | None = None
+) -> Split | None:
     """Makes a split from a trainer's `train_dataset`: a `Dataset`, a data frame or a list.
 
-    A `Split` is returned unchanged.
+    A `Split` is returned unchanged. Of a stream, which may have no end, at most `most` rows are read.
 
     Raises:
         UserError: the rows have another type, or `make_splits` fails.
@@ -150,6 +156,8 @@ def training_split(rows, name: str = "train_dataset", names: ColumnNames = ANY_C
             f"{name}: expected one set of rows, not a dict of {', '.join(map(str, rows)) or 'none'}; pass one of its "
             "values, or join them with datasets.concatenate_datasets"
         )
+    if most is not None and isinstance(rows, IterableDataset):
+        rows = rows.take(most)
     return make_splits({"train": as_rows(rows, name)}, name, names)["train"]
 
 

@@ -17,7 +17,7 @@ from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static_numpy import NO_LENGTH
 from soft_trainer.encoders.static_torch import is_static, saved_config, saved_tensors
-from soft_trainer.files import MERGED_ADAPTER, ONNX_FILES, WEIGHT_FILES, reporting_disk_errors, write_json
+from soft_trainer.files import MERGED_ADAPTER, ONNX_FILES, WEIGHT_FILES, reporting_disk_errors, use_umask, write_json
 
 
 def export_encoder(
@@ -53,6 +53,7 @@ def export_encoder(
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as aside:
             _write(model, tokenizer, profile, Path(aside), state_dict, merge)
+            use_umask(aside)
             written = set()
             for path in Path(aside).rglob("*"):
                 if path.is_file():

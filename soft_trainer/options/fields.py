@@ -108,6 +108,10 @@ class DataArguments:
 
     def __post_init__(self):
         check_values(self)
+        for name in ("data_dir", "eval_data_dir", "source_dir", "split_urls"):
+            if paths := getattr(self, name):
+                paths = map(os.path.expanduser, paths.split(",") if name == "eval_data_dir" else [paths])
+                setattr(self, name, ",".join(paths))
         own = self.data_dir or self.source_dir
         if self.language is None and self.dataset_name == CODESEARCHNET and not own:
             self.language = "ruby"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from soft_trainer.data.folders import HUB_NAME, SPLITS, list_files, row_files
+from soft_trainer.data.folders import SPLITS, is_hub_name, list_files, row_files
 from soft_trainer.data.languages import check_languages
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -28,7 +28,7 @@ def check_sources(arguments: DataArguments) -> None:
     for name, language in itertools.product(("data_dir", "eval_data_dir"), arguments.languages or [None]):
         sources = with_language(getattr(arguments, name) or "", language)
         for source in [sources] if name == "data_dir" else sources.split(","):
-            if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
+            if source.strip() and not (Path(source.strip()).exists() or is_hub_name(source.strip())):
                 missing = source.strip()
                 raise UserError(f"{name}={missing}: no such folder or file{nearest_file(missing)}")
         if name == "data_dir" and sources and Path(sources).exists():

@@ -11,7 +11,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import flat
 from soft_trainer.data.columns import without_empty
-from soft_trainer.data.folders import HUB_NAME, SPLITS, list_files
+from soft_trainer.data.folders import SPLITS, is_hub_name, list_files
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.data.layouts.tables import named_splits, read_tables
@@ -66,7 +66,7 @@ def load_hub(name: str, configuration: str | None = None, revision: str | None =
         UserError: `name` is not a name on the Hub, the data set does not exist, the Hub cannot be reached, or no row
             is in the language.
     """
-    if not HUB_NAME.fullmatch(name):
+    if not is_hub_name(name):
         raise UserError(f"{name}: no such folder or file, and not a name on the Hub (USER/NAME){nearest_file(name)}")
     with reading_hub(f"{name} ({configuration})" if configuration else name):
         folder = _pushed_folder(name, revision)
