@@ -156,16 +156,6 @@ def test_a_repository_runs_nothing_and_is_listed(repository, tmp_path, make):
     assert not (tmp_path / "owned").exists()
 
 
-def test_a_repository_with_sha256_is_listed_as_git_lists_it(tmp_path):
-    files = {"a.py": "x", "kept.log": "x", ".gitignore": "*.log\n", "b/lost.log": "x", "b/new.py": "x"}
-    tree = write_tree(tmp_path / "tree", files)
-    git(tree, "init", "-q", "--object-format=sha256")
-    git(tree, "add", "-f", "a.py", "kept.log")
-    names = git(tree, "ls-files", "--cached", "--others", "--exclude-standard").split()
-    assert set(list_tree(str(tree)).files) == set(names) == {"a.py", "kept.log", ".gitignore", "b/new.py"}
-    assert set(list_tree(str(tree / "b")).files) == {"new.py"}
-
-
 def test_a_partial_clone_with_a_sparse_index_runs_nothing_and_fetches_nothing(tmp_path):
     source = write_tree(tmp_path / "source", {"a/x.py": "x", "b/c/y.py": "x", "top.py": "x"})
     git(source, "init", "-q")
@@ -198,9 +188,8 @@ def test_an_index_cannot_name_files_outside_the_tree(repository, tmp_path):
         index.write_bytes(content.replace(b"abc/x.py", name))
         listing = list_tree(str(repository))
         assert set(listing.files) - {".gitignore"} == EXPECTED and listing.skipped["out/"] == "link"
-    assert git_listing._LEADS_OUT.search("a/../b\0") and git_listing._LEADS_OUT.search("a\0/etc/passwd\0")
-    assert git_listing._LEADS_OUT.search("a\0..\0") and git_listing._LEADS_OUT.search("./a\0")
-    assert not git_listing._LEADS_OUT.search("...\0.a/..b\0a/b/\0c..\0.gitignore\0")
+    assert all(map(git_listing._leads_out, ("a/../b", "/etc/passwd", "..", "./a", "a//b")))
+    assert not any(map(git_listing._leads_out, ("...", ".a/..b", "a/b/", "c..", ".gitignore")))
 
 
 def test_the_environment_does_not_choose_another_repository(repository, tmp_path, monkeypatch):
