@@ -15,7 +15,7 @@ from refusals import refused
 from trees import FILES, write_tree
 
 from soft_trainer.errors import UserError
-from soft_trainer.search import CodeIndex, Search
+from soft_trainer.search import CodeIndex
 from soft_trainer.search.index import store, updating
 
 
@@ -202,7 +202,7 @@ def test_a_change_is_found_after_an_update(tree, story):
 def test_a_language_whose_files_are_gone_is_not_listed(tree, index):
     (tree / "src/server.go").unlink()
     index.update()
-    assert sorted(Search([index]).files_by_language()) == ["markdown", "python", "text"]
+    assert sorted(index.files_by_language()) == ["markdown", "python", "text"]
     with refused("language='go': no such files; the index has markdown, python, text"):
         index.search("port", language="go")
 
@@ -369,15 +369,6 @@ def test_one_index_answers_several_threads(tree, stub):
         found = list(pool.map(ask, range(80)))
     assert found == ["src/shop/dates.py", "src/shop/cart.py", "README.md", "new.py"] * 20
     assert len(index.notices) <= 2
-
-
-def test_two_threads_with_the_same_indexes_do_not_wait_for_each_other(tree, tmp_path):
-    write_tree(tmp_path, {"client/dates.py": "def read_date(): pass\n"})
-    both = [CodeIndex.build(tree), CodeIndex.build(tmp_path / "client")]
-    joined = [Search(both), Search(both[::-1])]
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda number: len(joined[number % 2].search("date")), range(60)))
-    assert len(set(results)) == 1
 
 
 def cut(content):

@@ -16,9 +16,8 @@ import os
 import re
 import sqlite3
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,7 @@ DATABASE = "index.sqlite"
 SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, model, truncate_dim
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
-FORMAT = 19  # increases when chunks, terms, languages or the schema change, so that indexes are built again
+FORMAT = 20  # increases when chunks, terms, languages or the schema change, so that indexes are built again
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 # A file's traits: 1 if it is a test; the number of folders above it; the number of words in its file name; 1 if it is
@@ -396,56 +395,3 @@ class Segments:
         known = np.flatnonzero(chunks >= 0)
         order = known[np.argsort(chunks[known], kind="stable")]
         return chunks[order], counts[order]
-
-
-class JoinedSegments:
-    """The segments of several indexes, with the same attributes as `Segments`."""
-
-    def __init__(self, parts: tuple[Segments, ...]):
-        self.parts = parts
-        self.lengths = joined_arrays(parts, "lengths")
-        self.kinds = joined_arrays(parts, "kinds")
-        self.languages = joined_arrays(parts, "languages")
-        self.traits = joined_arrays(parts, "traits")
-        self.paths = list(itertools.chain.from_iterable(part.paths for part in parts))
-        self.first_chunks = []
-        owners = []
-        files = chunks = 0
-        for part in parts:
-            self.first_chunks.append(chunks)
-            owners.append(part.owners + files)
-            files += len(part.languages)
-            chunks += len(part.lengths)
-        self.owners = np.concatenate(owners)
-        self.firsts = np.searchsorted(self.owners, np.arange(files + 1))
-
-    def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the chunks of all indexes that contain a term, and the term's counts. See `Segments.postings`."""
-        chunks = []
-        counts = []
-        for part, first in zip(self.parts, self.first_chunks, strict=True):
-            own, times = part.postings(term)
-            chunks.append(own + first)
-            counts.append(times)
-        return np.concatenate(chunks), np.concatenate(counts)
-
-    def names(self, chunks: np.ndarray) -> list[str]:
-        """Returns the qualified names of `chunks`, which must be in ascending order. See `Segments.names`."""
-        found = []
-        for part, first in zip(self.parts, self.first_chunks, strict=True):
-            own = chunks - first
-            found += part.names(own[(own >= 0) & (own < len(part.lengths))])
-        return found
-
-
-@lru_cache(maxsize=2)
-def joined_segments(parts: tuple[Segments, ...]) -> Segments | JoinedSegments:
-    """Joins the segments of several indexes."""
-    if len(parts) == 1:
-        return parts[0]
-    return JoinedSegments(parts)
-
-
-def joined_arrays(parts: Sequence, name: str) -> np.ndarray:
-    """Concatenates the arrays in the attribute `name` of several objects."""
-    return np.concatenate([getattr(part, name) for part in parts])

@@ -16,7 +16,7 @@ import pytest
 from trees import write_tree
 
 from soft_trainer.errors import UserError
-from soft_trainer.search import CodeIndex, Search
+from soft_trainer.search import CodeIndex
 from soft_trainer.search.serving.served_index import ServedIndex
 from soft_trainer.search.serving.server import PAGE, PageServer, serve_page
 
@@ -25,7 +25,7 @@ from soft_trainer.search.serving.server import PAGE, PageServer, serve_page
 def server(tree):
     source = "def evil():\n    return '</script><img src=x onerror=alert(1)>'\n"
     write_tree(tree, {"<script>alert(1)</script>.py": source})
-    server = PageServer(ServedIndex(Search([CodeIndex.build(tree)])))
+    server = PageServer(ServedIndex(CodeIndex.build(tree)))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
@@ -98,7 +98,7 @@ def test_a_folder_whose_path_is_not_utf_8_is_served(tree, command):
         and err.count("\n") == 1
         and out.startswith("src/shop/dates.py")
     )
-    with PageServer(ServedIndex(Search([CodeIndex.build(folder)]), update=False)) as server:
+    with PageServer(ServedIndex(CodeIndex.build(folder), update=False)) as server:
         assert server.search({"q": "parse date"})["results"][0]["editor"].endswith("/%FF/src/shop/dates.py:1")
         json.dumps(server.about({})).encode()
 
@@ -182,4 +182,4 @@ def test_the_page_in_a_browser(server):
 
 def test_a_port_out_of_range_is_named(tree):
     with pytest.raises(UserError, match=r"port=80000: .*0-65535; choose another"):
-        serve_page(ServedIndex(Search([CodeIndex.build(tree)])), port=80000)
+        serve_page(ServedIndex(CodeIndex.build(tree)), port=80000)

@@ -10,7 +10,7 @@ from trees import write_tree
 
 import soft_trainer
 from soft_trainer.errors import UserError
-from soft_trainer.search import CodeIndex, Search
+from soft_trainer.search import CodeIndex
 from soft_trainer.search.serving import served_index, tools
 from soft_trainer.search.serving.served_index import ServedIndex
 
@@ -28,7 +28,7 @@ def call(index, *calls):
     from mcp import Client
 
     async def talk():
-        async with Client(tools.tool_server(ServedIndex(Search([index])))) as client:
+        async with Client(tools.tool_server(ServedIndex(index))) as client:
             answers = [await client.call_tool(name, arguments) for name, arguments in calls]
             return [(answer.is_error, answer.content[0].text) for answer in answers]
 
@@ -36,7 +36,7 @@ def call(index, *calls):
 
 
 def test_the_instructions_say_when_to_search_and_when_to_grep(tree):
-    served = ServedIndex(Search([CodeIndex.build(tree)]), update=False)
+    served = ServedIndex(CodeIndex.build(tree), update=False)
     advice = tools.tool_server(served).instructions
     for example in ('"how are retries limited"', 'grep "RetryError("', '"$ pytest ', '"tests for parse_date"'):
         assert example in advice
@@ -114,7 +114,7 @@ def test_an_answer_is_sent_once_by_tools_that_only_read(tree):
     from mcp import Client
 
     async def talk():
-        async with Client(tools.tool_server(ServedIndex(Search([CodeIndex.build(tree)])))) as client:
+        async with Client(tools.tool_server(ServedIndex(CodeIndex.build(tree)))) as client:
             return await client.call_tool("search", {"query": "parse date"}), (await client.list_tools()).tools
 
     answer, listed = anyio.run(talk)
@@ -186,7 +186,7 @@ def test_a_file_that_is_ignored_since_then_cannot_be_read(tree, monkeypatch):
 def test_the_extra_is_named_where_it_is_missing(tree, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     with pytest.raises(UserError, match=r"-e '\.\[mcp\]'"):
-        tools.tool_server(ServedIndex(Search([CodeIndex.build(tree)])))
+        tools.tool_server(ServedIndex(CodeIndex.build(tree)))
 
 
 ODD_QUERIES = [("parse \U0001f600 date", "parse_date"), ("\\ud83d date", "parse_date")]
