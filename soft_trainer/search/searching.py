@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +29,7 @@ from soft_trainer.search.ranking.results import SearchResult, check_limit
 from soft_trainer.search.ranking.texts import failure_first, fuse, named_files, parse_text
 from soft_trainer.search.view import View
 
-if TYPE_CHECKING:
-    from soft_trainer.search.code_index import CodeIndex
+CodeIndex = Any  # the class in code_index.py, which imports this module
 
 
 def search(

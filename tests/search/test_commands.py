@@ -385,6 +385,18 @@ def test_the_processes_that_read_stop_without_a_word(tmp_path):
 
 
 @pytest.mark.slow
+def test_ctrl_c_in_an_import_that_runs_text_exits_with_130(tmp_path):
+    code = (
+        "from soft_trainer.cli import __main__ as cli; from soft_trainer.search import CodeIndex, code_index\n"
+        "CodeIndex.build = lambda *_, **__: exec('raise KeyboardInterrupt')\n"
+        f"import sys; sys.argv[1:] = ['index', {str(tmp_path)!r}]; cli.main()"
+    )
+    (tmp_path / "script.py").write_text(code)
+    run = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True)
+    assert run.returncode == 130 and run.stderr.startswith("stopped: ")
+
+
+@pytest.mark.slow
 def test_a_lexical_search_imports_neither_torch_nor_transformers(tree, tmp_path):
     CodeIndex.build(tree, tmp_path / "index").close()
     code = (
