@@ -192,6 +192,6 @@ def exit_on_user_error() -> Iterator[None]:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)
     finally:
-        # After Ctrl-C in an `exec` of text, as in an import of SciPy, Python would end itself with the signal, even
-        # if the exception was handled. The next `exec` of text clears that.
+        # After Ctrl-C in an `exec` of text, as in an import of SciPy, `python -m` would end itself with the signal,
+        # even if the exception was handled. The next `exec` of text clears that.
         exec("")

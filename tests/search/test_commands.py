@@ -392,7 +392,8 @@ def test_ctrl_c_in_an_import_that_runs_text_exits_with_130(tmp_path):
         f"import sys; sys.argv[1:] = ['index', {str(tmp_path)!r}]; cli.main()"
     )
     (tmp_path / "script.py").write_text(code)
-    run = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    run = subprocess.run([sys.executable, "-m", "script"], capture_output=True, text=True, env=environment)
     assert run.returncode == 130 and run.stderr.startswith("stopped: ")
 
 
