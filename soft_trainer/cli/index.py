@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skipped",
         action="store_true",
-        help="list the skipped files, with the reasons, and files that could not be decoded or parsed whole",
+        help="list the skipped files, with the reasons, and files that could not be parsed whole",
     )
     parser.add_argument("--rebuild", action="store_true", help="read and encode all files again")
     parser.add_argument("--index_dir", help="location of the index (default: in the user's cache directory)")
@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int | None:
         print_on_main(safe(notice))
     if arguments.skipped:
         sys.stdout.writelines(f"{safe(path or './')}  {reason}\n" for path, reason in index.skipped().items())
-        for trait, why in (("garbled", "not all of it is UTF-8"), ("broken", "syntax errors may hide functions")):
-            sys.stdout.writelines(f"{safe(path)}  indexed, but {why}\n" for path in index.with_trait(trait))
+        why = "indexed, but syntax errors may hide functions"
+        sys.stdout.writelines(f"{safe(path)}  {why}\n" for path in index.broken_files())
     counts = index.statistics()
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items())
     if not counts["files"]:
@@ -97,9 +97,6 @@ def run(arguments: argparse.Namespace) -> int | None:
         lines.append(f"skipped: {reasons}; a folder counts once, and --skipped lists them")
     if count := counts["vendored"]:
         lines.append(f"files that rank low, because they are in folders such as external/ or deps/: {count:,}")
-    if count := counts["garbled"]:
-        why = "because they are not UTF-8 and do not say how they are encoded"
-        lines.append(f"files of which some characters are lost, {why}: {count:,}; --skipped lists them")
     if count := counts["broken"]:
         lines.append(f"files in which syntax errors may hide functions: {count:,}; --skipped lists them")
     if arguments.index_dir:

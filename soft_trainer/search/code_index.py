@@ -24,7 +24,6 @@ from soft_trainer.errors import UserError
 from soft_trainer.packaged import BASE
 from soft_trainer.search import searching
 from soft_trainer.search.index import store, vectors
-from soft_trainer.search.index.git_listing import list_ignored
 from soft_trainer.search.index.stored import prune
 from soft_trainer.search.index.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.ranking.results import SearchResult
@@ -438,7 +437,7 @@ class CodeIndex:
             traits = store.Segments(self.database).traits
             size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
             counts = {"files": files, "chunks": chunks, "skipped": skipped, "bytes": size, "model": self.model}
-            counts |= {trait: int(traits[trait].sum()) for trait in ("vendored", "garbled", "broken")}
+            counts |= {trait: int(traits[trait].sum()) for trait in ("vendored", "broken")}
             if self.model:
                 counts["encoded"] = chunks - vectors.unencoded(self.database)
             if self.truncate_dim:
@@ -447,16 +446,14 @@ class CodeIndex:
 
     def skipped(self) -> dict[str, str]:
         """Returns the skipped files as `{path: reason}`. A path that ends with `/` stands for a whole folder."""
-        ignored = [store.storable(path) for path in list_ignored(self.root)]
         with self._turn():
-            rows = self.database.execute("SELECT path, reason FROM skipped").fetchall()
-        return dict(sorted([*((path, "ignored") for path in ignored), *rows]))
+            return dict(self.database.execute("SELECT path, reason FROM skipped ORDER BY path"))
 
-    def with_trait(self, trait: str) -> list[str]:
-        """Returns the indexed files with one of `store.TRAITS`, such as "garbled"."""
+    def broken_files(self) -> list[str]:
+        """Returns the indexed files in which syntax errors may hide functions."""
         with self._turn():
             segments = store.Segments(self.database)
-            return list(compress(segments.paths, segments.traits[trait]))
+            return list(compress(segments.paths, segments.traits["broken"]))
 
     def _counts(self) -> tuple[int, int]:
         """Returns the numbers of files and chunks."""
@@ -554,7 +551,5 @@ def _disk_errors(index_dir: Path) -> Iterator[None]:
     except (sqlite3.Error, OSError, zlib.error, json.JSONDecodeError) as error:
         if isinstance(error, sqlite3.ProgrammingError):  # the index was closed
             raise
-        remedy = f"the index is damaged ({error}); `soft-trainer index DIR --rebuild` makes it again"
-        if store.is_disk_error(error):
-            remedy = f"{error}. Free some space or choose another index_dir. Nothing in the existing index is lost"
-        raise UserError(f"{index_dir}: {remedy}") from error
+        remedy = "free some space if the disk is full; if the index is damaged, `soft-trainer index DIR --rebuild`"
+        raise UserError(f"{index_dir}: {error}; {remedy} makes it again") from error

@@ -35,7 +35,7 @@ def search(command, tree):
 
 def test_index_and_search(command, search, tree):
     code, out, _ = command("index", tree)
-    assert code == 0 and "6 files" in out and "ignored: 2, secret: 1" in out and f"--folder {tree}" in out
+    assert code == 0 and "6 files" in out and "skipped: secret: 1" in out and f"--folder {tree}" in out
     code, out, _ = search("parse", "date", "-n", 1)
     assert code == 0 and out.startswith("src/shop/dates.py:1  parse_date  ") and "\x1b" not in out
     code, out, _ = search("parse date", "--json", "--path", "src/**")

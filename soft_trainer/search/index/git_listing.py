@@ -16,8 +16,6 @@ from soft_trainer.files import cache_dir, write_text
 from soft_trainer.source.repositories import common_dir, git_dir, repository_of
 
 SECONDS = 10.0  # if git takes longer, it counts as failed
-_LISTED = ("--sparse", "--cached", "--others")
-_IGNORED = ("--others", "--ignored", "--directory")
 
 
 def list_files(folder: str) -> tuple[str, list[str] | None]:
@@ -31,28 +29,15 @@ def list_files(folder: str) -> tuple[str, list[str] | None]:
     """
     found = repository_of(folder)
     if found and found != folder:
-        listed = _ls_files(found, folder, _LISTED)
+        listed = _ls_files(found, folder)
         if listed != []:
             return found, listed
-    return folder, _ls_files(folder, folder, _LISTED)
+    return folder, _ls_files(folder, folder)
 
 
-def list_ignored(folder: str) -> list[str]:
-    """Returns the paths below a folder that git ignores. A path that ends with a slash stands for a whole folder."""
-    top, listed = list_files(folder)
-    if listed is None:
-        return []
-    paths = []
-    for path in sorted(_ls_files(top, folder, _IGNORED) or []):
-        if paths and paths[-1].endswith("/") and path.startswith(paths[-1]):
-            paths.pop()  # git ignores every file in this folder one by one, and lists them too
-        paths.append(path)
-    return paths
-
-
-def _ls_files(top: str, folder: str, options: tuple[str, ...]) -> list[str] | None:
+def _ls_files(top: str, folder: str) -> list[str] | None:
     """Returns the output of `git ls-files` in a folder of the working tree `top`, or None if git fails."""
-    words = [*options, "--exclude-standard"]
+    words = ["--sparse", "--cached", "--others", "--exclude-standard"]
     exclude = os.path.join(common_dir(top), "info", "exclude")
     if os.path.isfile(exclude):
         words.append(f"--exclude-from={exclude}")

@@ -21,7 +21,7 @@ from soft_trainer.search.index.store import DIGESTS, KINDS, LENGTHS, TRAITS
 from soft_trainer.search.index.vectors import digest as digest_of, embedded_text
 from soft_trainer.search.index.words import WORD, composed, source_words, stem, terms, whole
 from soft_trainer.source.names import identifier_words, is_test_path
-from soft_trainer.source.source_files import MAX_FILE_BYTES, decoded, is_generated, read_regular, readable
+from soft_trainer.source.source_files import MAX_FILE_BYTES, is_generated, read_regular, readable
 
 # The prefix of a term tells where the term occurs. Terms from the text have no prefix.
 DEFINED = "="
@@ -118,7 +118,6 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             "text": language in TEXT_LANGUAGES,
             "vendored": maybe_vendored(path),
             "generated": is_generated(source),
-            "garbled": decoded(source) is None,
             "broken": not parsed,
         }
         others = {

@@ -35,9 +35,9 @@ FORMAT = 20  # increases when chunks, terms, languages or the schema change, so 
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 # A file's traits: 1 if it is a test; the number of folders above it; the number of words in its file name; 1 if it is
-# text instead of source code; 1 if its folder may contain third-party code; 1 if it is generated; 1 if some of its
-# bytes could not be decoded; 1 if a syntax error may hide functions.
-TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated", "garbled", "broken")
+# text instead of source code; 1 if its folder may contain third-party code; 1 if it is generated; 1 if a
+# syntax error may hide functions.
+TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated", "broken")
 # Above either limit, `compact` drops dead postings and merges the segments.
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
@@ -159,7 +159,7 @@ def connect(index_dir: Path, create: bool = False, again: bool = False) -> sqlit
     """Opens the database of an index.
 
     Args:
-        create: whether to make a new database if there is none, or if it has an older format.
+        create: whether to make a new database if there is none, or if it has another format.
         again: whether to make a new database in any case.
 
     Raises:
@@ -173,11 +173,9 @@ def connect(index_dir: Path, create: bool = False, again: bool = False) -> sqlit
         if version == FORMAT:
             return database
         database.close()
-        made = f"{index_dir}: the index has format {version}, but this version of soft_trainer reads {FORMAT}"
-        if version > FORMAT:
-            raise UserError(f"{made}; upgrade soft_trainer, or delete the index and create it again")
         if not create:
-            raise UserError(f"{made}; `soft-trainer index DIR` makes it again")
+            why = f"the index has format {version}, and this version of soft_trainer reads {FORMAT}"
+            raise UserError(f"{index_dir}: {why}; `soft-trainer index DIR` makes it again")
     if not create:
         raise UserError(f"{index_dir}: no index there; {HOW_TO_INDEX}")
     return _create(path)
@@ -203,20 +201,6 @@ def _create(path: Path) -> sqlite3.Connection:
         for statement in [*_SCHEMA.split(";"), f"PRAGMA user_version = {FORMAT}"]:
             database.execute(statement)
     return database
-
-
-# Errors about the disk, its permissions or other processes. Every other error of SQLite means a damaged file.
-_DISK_CODES = {
-    sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL,
-}  # fmt: skip
-
-
-def is_disk_error(error: Exception) -> bool:
-    """Returns True if an error is about the disk and not about a file's content."""
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _DISK_CODES
-    return isinstance(error, OSError)
 
 
 @contextmanager

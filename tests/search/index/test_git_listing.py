@@ -45,7 +45,7 @@ def listed(folder, **choice):
 
 
 def test_tracked_files_and_those_that_are_not_ignored_are_listed(repository):
-    assert listed(repository) == EXPECTED and git_listing.list_ignored(str(repository)) == ["build/", "debug.log"]
+    assert listed(repository) == EXPECTED
 
 
 def program(tmp_path, name="owned"):
@@ -396,7 +396,7 @@ def test_no_reason_outlives_its_cause(tmp_path):
     )
     (tree / ".gitignore").write_text("build/\n")
     index = CodeIndex.build(tree)
-    assert reasons(index) == {"env/": "vendored", "build/": "ignored"}
+    assert reasons(index) == {"env/": "vendored"}
     (tree / "env/pyvenv.cfg").unlink()
     (tree / "build/b.py").unlink()
     (tree / "build").rmdir()
@@ -405,7 +405,7 @@ def test_no_reason_outlives_its_cause(tmp_path):
     assert index.search("in_env")[0].path == "env/a.py" and index.search("built")[0].path == "build"
     (tree / "build").unlink()
     write_tree(tree, {"build/b.py": "built = 1\n", "env/pyvenv.cfg": ""})
-    assert index.update() is True and reasons(index) == {"env/": "vendored", "build/": "ignored"}
+    assert index.update() is True and reasons(index) == {"env/": "vendored"}
     assert not {"env/a.py", "build/b.py"} & {result.path for result in index.search("in_env built")}
 
 
@@ -414,7 +414,7 @@ def test_a_file_that_was_read_and_is_ignored_later_has_one_reason(tmp_path):
     index = CodeIndex.build(tree)
     assert reasons(index) == {"a.py": "binary"}
     write_tree(tree, {".gitignore": "a.py\n"})
-    assert index.update() is True and reasons(index) == {"a.py": "ignored"} and index.update() is False
+    assert index.update() is True and reasons(index) == {} and index.update() is False
     (tree / ".gitignore").unlink()
     assert index.update() is True and reasons(index) == {"a.py": "binary"}
 
