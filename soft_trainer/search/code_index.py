@@ -8,7 +8,6 @@ import os
 import shlex
 import sqlite3
 import threading
-import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -65,7 +64,6 @@ class CodeIndex:
         self.prefix = ""  # the path of `folder` in `root`, with a slash at its end
         self.remedy = ""  # advice for notices about missing embeddings, to use instead of the shell command
         self.encoders: dict[tuple, TextEncoder] = {}
-        self.look_seconds = 0.0  # that the latest look for changed files took
         self.ranked_by = ["words"]
         self.notices: list[str] = []
         self._cached_version: tuple | None = None
@@ -269,9 +267,7 @@ class CodeIndex:
         if not os.path.isdir(self.root):
             raise UserError(f"{self.root}: the indexed folder is missing; search without an update, or index again")
         with self._turn():
-            started = time.monotonic()
             changes = find_changes(self.database, self.root, self.patterns)
-            self.look_seconds = time.monotonic() - started
             if changes.listing.without_git:
                 self.notify(f"{self.root}: git is missing or failed, so files that git ignores were also indexed")
             if not changes.any:

@@ -11,7 +11,6 @@ from git_repositories import committed, git
 
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.index import store
-from soft_trainer.search.serving import served_index
 from soft_trainer.search.serving.served_index import ServedIndex
 from soft_trainer.search.serving.tools import tool_server
 
@@ -180,7 +179,6 @@ def test_an_agent_gets_the_answers_of_a_fresh_index_right_after_each_change(tmp_
     """Edits, renames, branch switches and searches in random order, by the official client."""
     anyio = pytest.importorskip("anyio")
     mcp = pytest.importorskip("mcp")
-    monkeypatch.setattr(served_index, "CHECK_ALWAYS", 60)  # a busy machine does not make a tree large
     tree = Tree(tmp_path / "tree", seed, files=60, largest=2500)
     index = CodeIndex.build(tree.folder, tmp_path / "index")
 

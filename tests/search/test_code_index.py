@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import sqlite3
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -227,16 +226,6 @@ def test_an_index_whose_encoder_is_gone_can_be_repaired(tree, stub, command):
     assert command(*shlex.split(err.split("`")[1])[1:])[0] == 0
     index = CodeIndex.build(tree)
     assert index.model is None and index.search("brand_new") and not list(index.index_dir.glob("vectors-*"))
-
-
-def test_a_copied_index_is_read_with_its_log(tree, tmp_path, monkeypatch):
-    index = CodeIndex.build(tree, tmp_path / "index")
-    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    monkeypatch.setattr("soft_trainer.search.code_index.tidy", lambda _: None)  # as if it were killed before
-    index.update()
-    shutil.copytree(tmp_path / "index", tmp_path / "copy")
-    assert (tmp_path / "copy" / f"{store.DATABASE}-wal").stat().st_size
-    assert CodeIndex.open(tmp_path / "copy").search("brand_new")[0].path == "new.py"
 
 
 def test_batches_segments_and_processes_of_any_number_give_the_same_index(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from git_repositories import committed, git
+from git_repositories import git
 from trees import write_tree
 
 from soft_trainer.cli import search as output
@@ -21,7 +21,6 @@ from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex, code_index
 from soft_trainer.search.code_index import open_for
 from soft_trainer.search.index import store, vectors
-from soft_trainer.search.measuring.judged import documentation_queries
 from soft_trainer.search.ranking.results import SearchResult
 
 ALONE = "compare scores only within this search\n"
@@ -141,15 +140,6 @@ def test_a_reader_may_leave_early(tree, tmp_path):
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
-
-
-def test_an_index_of_short_embeddings(command, search, tree, stub):
-    assert "16 dimensions" not in command("index", tree, "--model", "stub")[1]
-    code, out, _ = command("index", tree, "--truncate_dim", 4)
-    assert code == 0 and "chunks encoded with stub, 4 dimensions of each embedding" in out
-    assert search("parse date")[2] == f"ranked by words, encoder stub; {ALONE}"
-    assert command("evaluate-search", "--folder", tree, "--truncate_dim", 4)[0] == 2
-    assert command("index", tree, "--index_dir", tree.parent / "new", "--truncate_dim", 4)[0] == 2
 
 
 def test_nothing_found_is_exit_code_1(command, search, tree):
@@ -427,17 +417,6 @@ def test_evaluation_by_judged_queries_and_by_documentation(command, tree, tmp_pa
     assert command("evaluate-search", "--queries", queries)[0] == 2
     queries.write_text("{}\n")
     assert command(*words)[0] == 2
-
-
-def test_an_evaluation_draws_the_same_queries_by_any_name_of_the_folder(tree, tmp_path, monkeypatch):
-    committed(tree)
-    (tmp_path / "link").symlink_to(tree)
-    drawn = []
-    for folder, name in ((tree, "."), (tmp_path, "tree"), (tmp_path, tree), (tree / "src", ".."), (tmp_path, "link")):
-        monkeypatch.chdir(folder)
-        drawn.append(documentation_queries(str(name), tmp_path / f"copy {len(drawn)}", 2))
-        assert not (tmp_path / "copy 0" / "build").exists()  # git ignores it
-    assert drawn == drawn[:1] * 5
 
 
 def test_an_index_that_an_evaluation_keeps_is_used_again(command, tree, stub, tmp_path):

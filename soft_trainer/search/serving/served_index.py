@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.ranking.results import SearchResult
-
-# A look for changed files comes before every search, unless a look takes longer than this many seconds.
-CHECK_ALWAYS = 0.5
-CHECK_SECONDS = 5.0  # from one look at such a large tree to the next
 
 
 class ServedIndex:
@@ -31,7 +26,6 @@ class ServedIndex:
         self.lexical = lexical
         self.model = model
         self.lock = threading.Lock()  # threads share SQLite's connection
-        self.next_look = 0.0
         self.work = threading.Event()
         self.loaded = threading.Event()
         self.problem = "the encoder is being loaded"
@@ -56,23 +50,17 @@ class ServedIndex:
         """Reads changed files."""
         if self.update:
             self.index.refresh(encode=False)
-            if self.index.look_seconds > CHECK_ALWAYS:
-                self.next_look = time.monotonic() + CHECK_SECONDS
         self.work.set()
 
     def _answer(self, ask: Callable[..., list[SearchResult]]) -> tuple[list[SearchResult], list[str]]:
         with self.lock:
-            late = time.monotonic() < self.next_look
-            if not late:
-                self._refresh()
+            self._refresh()
             encoded = not self.lexical and (self.model or self.index.model)
             ready = self.loaded.is_set()
             results = ask(lexical=self.lexical or not ready)
             notices = self.index.notices
             self.index.notices = []
             problem = self.problem
-        if late:
-            notices.append(f"changes of the last {CHECK_SECONDS:g} seconds may be missing, because the tree is large")
         if encoded and problem:
             notices.append(f"{'new chunks are not encoded' if ready else 'searching only by words'}: {problem}")
         return results, notices

@@ -292,14 +292,6 @@ def test_an_ignored_folder_of_worktrees_is_listed_if_it_is_named(with_worktrees)
     assert found == {*EXPECTED, "sub/c.py", ".agent/worktrees/a/sub/c.py"}
 
 
-def test_without_git_linked_worktrees_are_skipped_too(with_worktrees, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    skipped = list_tree(str(with_worktrees)).skipped
-    assert {path for path, why in skipped.items() if why == "linked worktree"} == {
-        f"{path}/" for path in (*WORKTREES, "sub/tree")
-    }
-
-
 def test_submodules_in_a_worktree_are_listed(repository, tmp_path):
     source = write_tree(tmp_path / "source", {"s.py": "x"})
     git(source, "init", "-q")
@@ -407,16 +399,6 @@ def test_no_reason_outlives_its_cause(tmp_path):
     write_tree(tree, {"build/b.py": "built = 1\n", "env/pyvenv.cfg": ""})
     assert index.update() is True and reasons(index) == {"env/": "vendored"}
     assert not {"env/a.py", "build/b.py"} & {result.path for result in index.search("in_env built")}
-
-
-def test_a_file_that_was_read_and_is_ignored_later_has_one_reason(tmp_path):
-    tree = write_tree(tmp_path / "tree", {"a.py": b"\0", "b.py": "x = 1\n"})
-    index = CodeIndex.build(tree)
-    assert reasons(index) == {"a.py": "binary"}
-    write_tree(tree, {".gitignore": "a.py\n"})
-    assert index.update() is True and reasons(index) == {} and index.update() is False
-    (tree / ".gitignore").unlink()
-    assert index.update() is True and reasons(index) == {"a.py": "binary"}
 
 
 def test_data_of_a_repository_stays_out_even_if_it_is_included(tmp_path):
