@@ -37,6 +37,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from soft_trainer.mining.duplicates import minhash, near_duplicates
+from soft_trainer.shares import PARTITIONS
 
 PACKAGES = Path(__file__).with_name("base_packages.tsv")
 HELD_OUT = "held_out_packages.tsv"
@@ -155,8 +156,9 @@ def installed() -> Iterator[Row]:
 
     root = sysconfig.get_path("purelib")
     packages = metadata.packages_distributions()
-    for split in mine(root, "python", 1, KEEP, codebase=False).rows.values():
-        for row in split:
+    mined = mine(root, "python", 1, KEEP).rows
+    for split in PARTITIONS:
+        for row in mined[split]:
             module = row["path"].split("/")[0].removesuffix(".py")
             owners = packages.get(module, [])
             if owners and module != "soft_trainer" and "_vendor" not in row["path"] and permissive(owners[0]):
@@ -204,10 +206,10 @@ def unpacked(folder: Path, language: str) -> Iterator[Row]:
             for name in read[:FILES]:
                 (Path(scratch, package.name) / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(package / name, Path(scratch, package.name) / name)
-        mined = mine(scratch, language, 1, KEEP, codebase=False).rows
+        mined = mine(scratch, language, 1, KEEP).rows
     taken: Counter[str] = Counter()
     rows = []
-    for row in (row for split in mined.values() for row in split):
+    for row in (row for split in PARTITIONS for row in mined[split]):
         package = row["path"].split("/")[0]
         taken[package] += 1
         if taken[package] <= PER_PACKAGE:

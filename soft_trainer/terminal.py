@@ -191,3 +191,7 @@ def exit_on_user_error() -> Iterator[None]:
             raise
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)
+    finally:
+        # After Ctrl-C in an `exec` of text, as in an import of SciPy, `python -m` would end itself with the signal,
+        # even if the exception was handled. The next `exec` of text clears that.
+        exec("")

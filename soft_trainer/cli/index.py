@@ -5,7 +5,6 @@ soft-trainer index DIR --model sentence-transformers/all-MiniLM-L6-v2
 soft-trainer index DIR --model outputs/matryoshka --truncate_dim 64
 soft-trainer index DIR --skipped
 soft-trainer index DIR --exclude 'docs/**' --include 'vendor/ours/**'
-soft-trainer index --list
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import argparse
 import shlex
 import sys
 import time
-from contextlib import suppress
 
 from soft_trainer.source.source_files import source_folder
 
@@ -24,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
         metavar="DIR",
-        nargs="?",
         help="root of the source tree; stdlib stands for Python's standard library without its tests",
     )
     parser.add_argument(
@@ -55,15 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skipped",
         action="store_true",
-        help="list the skipped files, with the reasons, and files that could not be decoded or parsed whole",
+        help="list the skipped files, with the reasons, and files that could not be parsed whole",
     )
     parser.add_argument("--rebuild", action="store_true", help="read and encode all files again")
-    parser.add_argument("--list", action="store_true", help="list the indexes in the user's cache, with sizes")
-    parser.add_argument(
-        "--prune",
-        action="store_true",
-        help="delete the indexes of folders that no longer exist; a new index does so after 30 days",
-    )
     parser.add_argument("--index_dir", help="location of the index (default: in the user's cache directory)")
 
 
@@ -71,14 +62,9 @@ def run(arguments: argparse.Namespace) -> int | None:
     """Indexes a folder, and prints what was indexed and skipped. Returns 1 if the folder has no text files."""
     # Imported here, so that --help stays fast.
     from soft_trainer.cli.search import safe
-    from soft_trainer.errors import UserError
     from soft_trainer.search import CodeIndex
     from soft_trainer.terminal import print_on_main
 
-    if arguments.list or arguments.prune:
-        return _show_stored(arguments)
-    if arguments.folder is None:
-        raise UserError("DIR: missing; pass the root of a source tree, such as .")
     started = time.perf_counter()
     arguments.folder = source_folder(arguments.folder)
     names = ("truncate_dim", "exclude", "include", "rebuild")
@@ -86,14 +72,14 @@ def run(arguments: argparse.Namespace) -> int | None:
     try:
         index = CodeIndex.build(arguments.folder, arguments.index_dir, arguments.model, progress=True, **choice)
     except KeyboardInterrupt:
-        print_on_main(_stopped(arguments))
+        print_on_main("stopped: what was read and encoded is kept, and the same command continues")
         return 130
     for notice in index.notices:
         print_on_main(safe(notice))
     if arguments.skipped:
         sys.stdout.writelines(f"{safe(path or './')}  {reason}\n" for path, reason in index.skipped().items())
-        for trait, why in (("garbled", "not all of it is UTF-8"), ("broken", "syntax errors may hide functions")):
-            sys.stdout.writelines(f"{safe(path)}  indexed, but {why}\n" for path in index.with_trait(trait))
+        why = "indexed, but syntax errors may hide functions"
+        sys.stdout.writelines(f"{safe(path)}  {why}\n" for path in index.broken_files())
     counts = index.statistics()
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items())
     if not counts["files"]:
@@ -111,9 +97,6 @@ def run(arguments: argparse.Namespace) -> int | None:
         lines.append(f"skipped: {reasons}; a folder counts once, and --skipped lists them")
     if count := counts["vendored"]:
         lines.append(f"files that rank low, because they are in folders such as external/ or deps/: {count:,}")
-    if count := counts["garbled"]:
-        why = "because they are not UTF-8 and do not say how they are encoded"
-        lines.append(f"files of which some characters are lost, {why}: {count:,}; --skipped lists them")
     if count := counts["broken"]:
         lines.append(f"files in which syntax errors may hide functions: {count:,}; --skipped lists them")
     if arguments.index_dir:
@@ -123,41 +106,3 @@ def run(arguments: argparse.Namespace) -> int | None:
     command = shlex.join(["soft-trainer", "search", *options])
     lines.append(f'{time.perf_counter() - started:.1f} s. Search it: {command} "parse a date"')
     sys.stdout.writelines(f"{safe(line)}\n" for line in lines)
-
-
-def _show_stored(arguments: argparse.Namespace) -> None:
-    """Lists the indexes in the user's cache, or deletes those without a folder."""
-    # Imported here, so that --help stays fast.
-    from soft_trainer.cli.search import safe
-    from soft_trainer.errors import UserError
-    from soft_trainer.search.index.stored import list_stored, prune
-
-    if arguments.folder is not None:
-        raise UserError("DIR: has no effect with --list or --prune; drop it")
-    rows = prune() if arguments.prune else list_stored()
-    lines = []
-    for row in rows:
-        gone = "  (no such folder; --prune deletes this)" if row.is_gone and not arguments.prune else ""
-        date = time.strftime("%Y-%m-%d", time.localtime(row.changed))
-        lines.append(f"{row.bytes / 2**20:9,.1f} MiB  {date}  {safe(row.folder)}{gone}")
-    lines.append(f"{sum(row.bytes for row in rows) / 2**20:9,.1f} MiB in all{', deleted' if arguments.prune else ''}")
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-
-
-def _stopped(arguments: argparse.Namespace) -> str:
-    """Describes how much work an interrupted `index` has saved, and gives the command to continue it."""
-    # Imported here, so that --help stays fast.
-    from soft_trainer.errors import UserError
-    from soft_trainer.search import CodeIndex
-    from soft_trainer.search.index import store
-
-    options = ("model", "truncate_dim", "index_dir")
-    given = [f"--{name}={value}" for name in options if (value := getattr(arguments, name)) is not None]
-    command = shlex.join(["soft-trainer", "index", arguments.folder, *given])
-    counts = {"files": 0}
-    with suppress(UserError):
-        counts = CodeIndex.open(arguments.index_dir or store.default_index_dir(arguments.folder)).statistics()
-    kept = f"{counts['files']:,} files are indexed"
-    if "encoded" in counts:
-        kept = f"{counts['encoded']:,} of {counts['chunks']:,} chunks are encoded"
-    return f"stopped: {kept}, and this work is kept; `{command}` continues"

@@ -5,7 +5,6 @@ soft-trainer search parse_date --path 'src/**' --json
 soft-trainer search "tests for parse_date" --tests only
 soft-trainer search -- "$(pytest tests/test_dates.py)"
 soft-trainer search --similar src/dates.py:12
-soft-trainer search --folder server --folder client "parse a date"
 soft-trainer search --serve
 """
 
@@ -16,7 +15,6 @@ import json
 import math
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -27,6 +25,7 @@ from soft_trainer.search.index.words import WORD, stem, telling_terms, terms
 from soft_trainer.search.ranking.results import (
     TESTS,
     SearchResult,
+    check_limit,
     check_query,
     parse_location,
     weak_notices,
@@ -36,17 +35,9 @@ from soft_trainer.terminal import print_on_main
 
 if TYPE_CHECKING:
     from soft_trainer.search.code_index import CodeIndex
-    from soft_trainer.search.searching import Search
 
 SHOWN_COLUMNS = 160
 PIPE_SECONDS = 5.0  # for encoding after the results went to a pipe
-# The options that have no effect in each mode. None is an ordinary search.
-_UNREAD = {
-    "--mcp": ("serve", "port", "editor", "limit", "json", "path", "language", "name", "tests", "query", "similar"),
-    "--serve": ("limit", "json", "path", "language", "name", "tests", "similar"),
-    "--similar": ("port", "editor", "path", "language", "name", "tests", "query"),
-    None: ("port", "editor"),
-}
 # Control characters, and characters that change the writing direction or break lines.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _BOLD = "\x1b[1m"
@@ -62,10 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("query", nargs="*", help="a name, words, a sentence, or the output of a failing command")
     add(
         "--folder",
-        action="append",
+        default=".",
         metavar="DIR",
-        help="folder to search (default: .), indexed first if necessary; repeat the option to search several folders "
-        "as one. stdlib stands for Python's standard library without its tests",
+        help="folder to search (default: .), indexed first if necessary; stdlib stands for Python's standard library "
+        "without its tests",
     )
     add("--index_dir", help="location of the index (default: in the user's cache directory)")
     add(
@@ -77,57 +68,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--language", help="only files in this language: python, rust, markdown")
     add("--name", help="only functions and classes with this name, such as get, Session.get or Session.*")
     add("--tests", choices=TESTS, help="search only tests, or everything but tests (default: tests rank low)")
-    add("--similar", metavar="PATH:LINE", help="find code similar to the code at this line, such as a result")
-    add("-n", "--limit", type=int, help="maximum number of results (default: 10)")
+    add("-n", "--limit", type=int, default=10, help="maximum number of results (default: 10)")
     add("--json", action="store_true", help="print one JSON object per line")
     add("--lexical", action="store_true", help="search only by words, even if the index has embeddings")
     add("--no_update", action="store_true", help="do not look for changed files first")
-    add("--serve", action="store_true", help="serve a search page on this machine's loopback address")
-    add("--port", type=int, help="port of the page (default: any free port)")
+    add("--port", type=int, default=0, help="port of the page (default: any free port)")
     add(
         "--editor",
         metavar="LINK",
         help="link to open a result from the page, with {path} and {line} (default: vscode://file/{path}:{line})",
     )
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--similar", metavar="PATH:LINE", help="find code similar to the code at this line, such as a result")
+    add("--serve", action="store_true", help="serve a search page on this machine's loopback address")
     add("--mcp", action="store_true", help="serve tools to an agent over standard input and output")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Searches and prints the results. Returns 1 if nothing is found."""
     query = " ".join(arguments.query)
-    if arguments.limit is None:
-        limit = 10
+    location = parse_location(arguments.similar) if arguments.similar else None
+    if location or arguments.mcp or arguments.serve:
+        check_limit(arguments.limit)
     else:
-        limit = arguments.limit
-    mode = next((f"--{name}" for name in ("mcp", "serve", "similar") if getattr(arguments, name)), None)
-    check_query("similar" if mode else query, limit)
-    if mode:
-        why = f"has no effect with {mode}"
-    else:
-        why = "needs --serve"
-    for name in _UNREAD[mode]:
-        if getattr(arguments, name) not in (None, False, []):
-            raise UserError(f"{name}: {why}; drop it")
-    if arguments.model and (arguments.no_update or arguments.lexical):
-        raise UserError("model: has no effect with --no_update or --lexical; drop it")
-    if arguments.index_dir and arguments.folder:
-        raise UserError("folder: has no effect with --index_dir; drop it")
-    if mode == "--similar":
-        location = parse_location(arguments.similar)
-    else:
-        location = None
+        check_query(query, arguments.limit)
     if arguments.mcp or arguments.serve:
         return _serve(_opened(arguments, words_only=True), arguments, query)
     index = _opened(arguments)
     if not arguments.no_update:
-        for member in index.members:
-            member.refresh(encode=not arguments.lexical)
-            member.remedy = "the others are encoded after this search"
+        index.refresh(encode=not arguments.lexical)
+        index.remedy = "the others are encoded after this search"
     filters = {name: getattr(arguments, name) for name in ("path", "language", "name", "tests")}
     if location:
-        results = index.similar(*location, limit, lexical=arguments.lexical)
+        results = index.similar(*location, arguments.limit, lexical=arguments.lexical)
     else:
-        results = index.search(query, limit, lexical=arguments.lexical, **filters)
+        results = index.search(query, arguments.limit, lexical=arguments.lexical, **filters)
     for notice in [*index.notices, *weak_notices(results)]:
         print_on_main(safe(notice))
     if results and not arguments.json:
@@ -141,9 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         # Who reads a pipe, such as an agent, waits for the end of this process.
         seconds = math.inf if sys.stdout.isatty() else PIPE_SECONDS
         try:
-            for member in index.members:
-                with suppress(UserError):  # the search has reported the error
-                    member.encode(progress=True, wait=False, seconds=seconds)
+            with suppress(UserError):  # the search has reported the error
+                index.encode(progress=True, wait=False, seconds=seconds)
         except KeyboardInterrupt:
             print_on_main("stopped; the next search continues")
     if results:
@@ -151,36 +125,29 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _opened(arguments: argparse.Namespace, words_only: bool = False) -> Search:
-    """Opens the indexes of the folders to search. Indexes a folder that has no index yet.
+def _opened(arguments: argparse.Namespace, words_only: bool = False) -> CodeIndex:
+    """Opens the index of the folder to search. Indexes a folder that has no index yet.
 
     Args:
         words_only: True if a server will compute embeddings later, in the background.
     """
     # Imported here so that --help stays fast.
     from soft_trainer.search.code_index import NO_ENCODER, CodeIndex, open_for
-    from soft_trainer.search.searching import Search
 
     changes_now = arguments.model and (not words_only or arguments.model in NO_ENCODER)
     if arguments.index_dir:
         index = CodeIndex.open(arguments.index_dir)
-        if changes_now:
-            index.update(model=arguments.model, progress=True)
-        return Search([index])
-    opened: dict[str, CodeIndex] = {}
-    for name in arguments.folder or ["."]:
-        folder = source_folder(name)
+    else:
+        folder = source_folder(arguments.folder)
         index = open_for(folder)
-        if index:
-            if changes_now:
-                index.update(model=arguments.model, progress=True)
-        elif arguments.no_update:
+        if index is None and arguments.no_update:
             raise UserError(f"{folder}: no index yet; drop --no_update to make one")
-        else:
+        if index is None:
             print_on_main(f"{safe(folder)}: no index yet, making one")
-            index = CodeIndex.build(folder, model=arguments.model, progress=True, words_only=words_only)
-        opened[index.folder] = index
-    return Search(list(opened.values()))
+            return CodeIndex.build(folder, model=arguments.model, progress=True, words_only=words_only)
+    if changes_now:
+        index.update(model=arguments.model, progress=True)
+    return index
 
 
 def _print(results: list[SearchResult], arguments: argparse.Namespace, query: str, filters: dict) -> None:
@@ -196,7 +163,7 @@ def _print(results: list[SearchResult], arguments: argparse.Namespace, query: st
         sys.stdout.write(format_results(results, query, colour=not plain))
 
 
-def _serve(index: Search, arguments: argparse.Namespace, query: str) -> int:
+def _serve(index: CodeIndex, arguments: argparse.Namespace, query: str) -> int:
     """Serves the search page, or the tools for an agent. Returns 130 when the user stops the server."""
     # Imported here, so that a plain search does not wait for the server.
     from soft_trainer.search.code_index import NO_ENCODER
@@ -210,17 +177,10 @@ def _serve(index: Search, arguments: argparse.Namespace, query: str) -> int:
         if arguments.mcp:
             serve_tools(served)
         else:
-            serve_page(served, query, arguments.port or 0, arguments.editor or EDITOR)
+            serve_page(served, query, arguments.port, arguments.editor or EDITOR)
         return 0
     except KeyboardInterrupt:
-        if arguments.index_dir:
-            options = ["--index_dir", arguments.index_dir]
-        else:
-            options = []
-        for folder in arguments.folder or []:
-            options += ["--folder", folder]
-        command = shlex.join(["soft-trainer", "search", *options, "--mcp" if arguments.mcp else "--serve"])
-        print_on_main(f"stopped; the index is kept, and `{command}` serves it again")
+        print_on_main("stopped; the index is kept")
         return 130
 
 

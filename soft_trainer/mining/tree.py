@@ -88,7 +88,6 @@ def mine(
     language: str,
     num_workers: int | None = None,
     keep: Sequence[str] = (),
-    codebase: bool = True,
 ) -> Mined:
     """Mines the documented functions in a source tree.
 
@@ -102,8 +101,6 @@ def mine(
         language: one of `SOURCE_LANGUAGES`.
         num_workers: the number of processes. By default, one per CPU core. It does not affect the result.
         keep: the names of rules to ignore.
-        codebase: False to mine only pairs, which takes half the time except in C and C++. Undocumented functions are
-            then not counted.
 
     Raises:
         UserError: the language or a rule is unknown, the folder does not exist, it has no files in the language or no
@@ -119,8 +116,7 @@ def mine(
     others = []
     defined = Counter()
     prototypes = defaultdict(set)
-    documented = not codebase and language not in PREPROCESSED
-    read = partial(_mine_file, source_dir, language, frozenset(keep), documented)
+    read = partial(_mine_file, source_dir, language, frozenset(keep))
     paths, worktrees = _source_files(source_dir, language)
     if worktrees:
         files["linked worktree (a folder)"] = worktrees
@@ -149,17 +145,12 @@ def mine(
             functions["undocumented"] -= 1
         else:
             undocumented.append(found)
-    if not codebase:
-        functions.pop("undocumented", None)
     pairs, copies = _distinct(pairs)
     functions.update(copies)
     if not pairs:
         raise UserError(f"{source_dir}: no documented functions{_explained(functions + files)}")
     functions["kept as pairs"] = len(pairs)
-    rows = _split(pairs, undocumented, source_dir)
-    if not codebase:
-        rows.pop("codebase")
-    return Mined(rows, functions, files, broken)
+    return Mined(_split(pairs, undocumented, source_dir), functions, files, broken)
 
 
 def _split(pairs: list[Found], others: list[Found], root: str | Path) -> dict[str, list[Row]]:
@@ -204,8 +195,6 @@ def mine_to(source_dir: str | Path, language: str, output_dir: str | Path, **opt
     check_writable(output_dir, f"output_dir={output_dir}")
     mined = mine(source_dir, language, **options)
     write_rows(mined.rows, output_dir)
-    if "codebase" not in mined.rows:
-        (Path(output_dir) / "codebase.jsonl.gz").unlink(missing_ok=True)  # of an earlier run
     return mined
 
 
@@ -317,8 +306,8 @@ def _source_files(root: str | Path, language: str) -> tuple[list[str], int]:
     return paths, worktrees
 
 
-def _mine_file(root: str | Path, language: str, keep: frozenset[str], documented: bool, path: str) -> MinedFile:
-    """Mines the functions in one file, or only its documented functions."""
+def _mine_file(root: str | Path, language: str, keep: frozenset[str], path: str) -> MinedFile:
+    """Mines the functions in one file."""
     if decoded(os.fsencode(path)) is None:
         return MinedFile("name that is not UTF-8")
     if is_test_path(path, language) and "tests" not in keep:
@@ -334,8 +323,6 @@ def _mine_file(root: str | Path, language: str, keep: frozenset[str], documented
     judged = []
     file = FileFunctions(tree, source, language, path)
     for function in file.functions:
-        if documented and not file.docstring(function):
-            continue
         row = file.row(function)
         reason = first_broken(row, CODE_RULES, keep)
         if not reason and function.broken:

@@ -1,5 +1,4 @@
 from .code_index import CodeIndex as CodeIndex
 from .ranking.results import SearchResult as SearchResult
-from .searching import Search as Search
 
-__all__ = ["CodeIndex", "Search", "SearchResult"]
+__all__ = ["CodeIndex", "SearchResult"]

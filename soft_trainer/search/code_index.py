@@ -8,7 +8,6 @@ import os
 import shlex
 import sqlite3
 import threading
-import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,12 +21,11 @@ from soft_trainer.encoders import text_encoder
 from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.packaged import BASE
+from soft_trainer.search import searching
 from soft_trainer.search.index import store, vectors
-from soft_trainer.search.index.git_listing import list_ignored
-from soft_trainer.search.index.stored import KEPT_DAYS, prune
+from soft_trainer.search.index.stored import prune
 from soft_trainer.search.index.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.ranking.results import SearchResult
-from soft_trainer.search.searching import Search
 from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.source.grammars import check_grammars
 from soft_trainer.source.repositories import is_git_dir
@@ -48,6 +46,7 @@ class CodeIndex:
     Attributes:
         folder: the folder to search, which is the indexed folder or a folder in it. Paths are relative to this folder.
         root: the indexed folder.
+        ranked_by: what the latest search ranked results by: always "words", plus the encoder's name if it was used.
         notices: messages for the user about the latest searches and updates, for example about missing embeddings.
 
     Example:
@@ -65,7 +64,7 @@ class CodeIndex:
         self.prefix = ""  # the path of `folder` in `root`, with a slash at its end
         self.remedy = ""  # advice for notices about missing embeddings, to use instead of the shell command
         self.encoders: dict[tuple, TextEncoder] = {}
-        self.look_seconds = 0.0  # that the latest look for changed files took
+        self.ranked_by = ["words"]
         self.notices: list[str] = []
         self._cached_version: tuple | None = None
 
@@ -131,7 +130,7 @@ class CodeIndex:
                     database.execute("DELETE FROM skipped")  # so that these files are read again
             store.write_settings(target, folder=real, patterns=patterns)
         if not settings:
-            prune(KEPT_DAYS)
+            prune()
         index = cls.open(target)
         if not settings and model is None and DEFAULT_ENCODER:
             try:
@@ -200,12 +199,35 @@ class CodeIndex:
         lexical: bool = False,
         tests: str | None = None,
     ) -> list[SearchResult]:
-        """Finds the chunks that answer a query, best first; see `Search.search`."""
-        return Search([self]).search(query, limit, path, language, name, lexical, tests)
+        """Finds the chunks that answer a query, best first. An empty query finds nothing.
+
+        Args:
+            query: a name, words, a sentence, or a text of several lines, such as an issue or the output of a failing
+                command.
+            limit: the maximum number of results.
+            path: search only files that match this pattern, such as `src/**`, `*.{ts,tsx}` or `**/views/*`. The
+                pattern may start with the full path of the folder.
+            language: search only files in this language.
+            name: search only functions and classes with this name, such as `get`, `Session.get` or `Session.*`.
+            lexical: ignore embeddings.
+            tests: "only" to search only tests, "no" to search everything else.
+
+        Raises:
+            UserError: nothing is indexed, no file matches the path or is in this language, `tests` has another value,
+                or the limit is not a positive whole number.
+        """
+        return searching.search(self, query, limit, path, language, name, lexical, tests)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
-        """Finds chunks similar to the chunk at a line of a file, best first; see `Search.similar`."""
-        return Search([self]).similar(path, line, limit, lexical)
+        """Finds chunks similar to the chunk at a line of a file, best first.
+
+        Similar chunks share rare words with that chunk and, if there is an encoder, have a similar embedding.
+
+        Raises:
+            UserError: the file is not in the index or has no chunk at this line, or the limit is not a positive whole
+                number.
+        """
+        return searching.similar(self, path, line, limit, lexical)
 
     def update(self, model: str | Path | None = None, progress: bool = False, truncate_dim: int | None = None) -> bool:
         """Reads the files that have changed since the last update, and encodes new chunks.
@@ -245,9 +267,7 @@ class CodeIndex:
         if not os.path.isdir(self.root):
             raise UserError(f"{self.root}: the indexed folder is missing; search without an update, or index again")
         with self._turn():
-            started = time.monotonic()
             changes = find_changes(self.database, self.root, self.patterns)
-            self.look_seconds = time.monotonic() - started
             if changes.listing.without_git:
                 self.notify(f"{self.root}: git is missing or failed, so files that git ignores were also indexed")
             if not changes.any:
@@ -413,33 +433,23 @@ class CodeIndex:
             traits = store.Segments(self.database).traits
             size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
             counts = {"files": files, "chunks": chunks, "skipped": skipped, "bytes": size, "model": self.model}
-            counts |= {trait: int(traits[trait].sum()) for trait in ("vendored", "garbled", "broken")}
+            counts |= {trait: int(traits[trait].sum()) for trait in ("vendored", "broken")}
             if self.model:
                 counts["encoded"] = chunks - vectors.unencoded(self.database)
             if self.truncate_dim:
                 counts["truncate_dim"] = self.truncate_dim
             return counts
 
-    def contains(self, folder: str) -> bool:
-        """Returns True if `folder` is inside the indexed folder and has files in this index."""
-        inside = os.path.relpath(folder, self.folder)
-        if inside == "." or inside.split("/")[0] == "..":
-            return False
-        with self._turn():
-            return bool(store.Segments(self.database, store.storable(f"{self.prefix}{inside}/")).paths)
-
     def skipped(self) -> dict[str, str]:
         """Returns the skipped files as `{path: reason}`. A path that ends with `/` stands for a whole folder."""
-        ignored = [store.storable(path) for path in list_ignored(self.root)]
         with self._turn():
-            rows = self.database.execute("SELECT path, reason FROM skipped").fetchall()
-        return dict(sorted([*((path, "ignored") for path in ignored), *rows]))
+            return dict(self.database.execute("SELECT path, reason FROM skipped ORDER BY path"))
 
-    def with_trait(self, trait: str) -> list[str]:
-        """Returns the indexed files with one of `store.TRAITS`, such as "garbled"."""
+    def broken_files(self) -> list[str]:
+        """Returns the indexed files in which syntax errors may hide functions."""
         with self._turn():
             segments = store.Segments(self.database)
-            return list(compress(segments.paths, segments.traits[trait]))
+            return list(compress(segments.paths, segments.traits["broken"]))
 
     def _counts(self) -> tuple[int, int]:
         """Returns the numbers of files and chunks."""
@@ -448,7 +458,13 @@ class CodeIndex:
     def text_of(self, path: str) -> str | None:
         """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
         with self.snapshot() as snapshot:
-            return snapshot.text_of(path)
+            return snapshot.text_of(self.inside(path))
+
+    def inside(self, path: str) -> str:
+        """Returns a path as results have it, without `./` or the path of the folder at the start."""
+        if f"{path}/".startswith(f"{self.folder}/"):
+            return path[len(self.folder) + 1 :]
+        return path.removeprefix("./")
 
     def files_by_language(self) -> dict[str, int]:
         """Returns the number of files in each language."""
@@ -531,7 +547,5 @@ def _disk_errors(index_dir: Path) -> Iterator[None]:
     except (sqlite3.Error, OSError, zlib.error, json.JSONDecodeError) as error:
         if isinstance(error, sqlite3.ProgrammingError):  # the index was closed
             raise
-        remedy = f"the index is damaged ({error}); `soft-trainer index DIR --rebuild` makes it again"
-        if store.is_disk_error(error):
-            remedy = f"{error}. Free some space or choose another index_dir. Nothing in the existing index is lost"
-        raise UserError(f"{index_dir}: {remedy}") from error
+        remedy = "free some space if the disk is full; if the index is damaged, `soft-trainer index DIR --rebuild`"
+        raise UserError(f"{index_dir}: {error}; {remedy} makes it again") from error

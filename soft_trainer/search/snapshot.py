@@ -75,8 +75,13 @@ class Snapshot:
             return _decompressed(text).decode(errors="replace")
         return None
 
-    def allowed(self, path: str | None, languages: set[str] | None, name: str | None, label: str) -> np.ndarray:
-        """Returns which chunks pass the filters, bool[chunks]. Paths are matched with and without the `label`."""
+    def similarity_to_chunk(self, chunk: int) -> np.ndarray | None:
+        """Computes each chunk's similarity to one chunk, or returns None if that chunk has no embedding."""
+        row = self.slots[chunk]
+        return None if row < 0 else self.similarity(self.vectors[row].astype(np.float32))
+
+    def allowed(self, path: str | None, languages: set[str] | None, name: str | None) -> np.ndarray:
+        """Returns which chunks pass the filters, bool[chunks]."""
         segments = self.segments
         files = np.ones(len(segments.languages), bool)
         if languages is not None:
@@ -84,7 +89,7 @@ class Snapshot:
         if path:
             pattern = path_filter(path)
             for number, own in enumerate(map(composed, segments.paths)):
-                files[number] &= bool(pattern.fullmatch(own) or pattern.fullmatch(composed(label) + own))
+                files[number] &= bool(pattern.fullmatch(own))
         chunks = files[segments.owners]
         if name:
             chunks &= self._named(name)
@@ -138,8 +143,8 @@ class Snapshot:
         path = store.indexed_path(self.database, self.prefix + path)
         return next((chunk for chunk, end in self.segments.chunks_of(path) if line <= end), None)
 
-    def result(self, chunk: int, score: float = 0.0, label: str = "") -> SearchResult:
-        """Returns a chunk as a search result, with its text. The path begins with `label`."""
+    def result(self, chunk: int, score: float = 0.0) -> SearchResult:
+        """Returns a chunk as a search result, with its text."""
         file = int(self.segments.owners[chunk])
         segments = self.segments
         query = "SELECT text FROM contents WHERE file = ?"
@@ -148,7 +153,7 @@ class Snapshot:
         lines = _decompressed(text).split(b"\n", end)[start - 1 : end]
         shown = b"\n".join(lines).decode(errors="replace")
         language = str(segments.languages[file])
-        return SearchResult(label + segments.paths[file], start, end, language, name, score, shown)
+        return SearchResult(segments.paths[file], start, end, language, name, score, shown)
 
 
 def _fnmatch_pattern(name: str) -> str:

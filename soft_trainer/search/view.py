@@ -1,21 +1,20 @@
-"""Combines the snapshots of several indexes, and picks a search's results among all of their chunks."""
+"""Picks a search's results among the chunks of an index."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher, get_close_matches
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.index.parsing import DEFINED
-from soft_trainer.search.index.store import joined_segments
 from soft_trainer.search.index.words import WORD, parts, source_words, stem, terms, whole
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.messages import message_words, words_raised
@@ -36,29 +35,12 @@ NEAREST = 0.7  # the least similarity of a misspelt word to the indexed word tha
 SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for similar chunks
 
 
-class Part(NamedTuple):
-    """One index in a view: the label of its paths, its snapshot, and its slice of all chunks."""
-
-    label: str
-    snapshot: Snapshot
-    chunks: slice
-
-
 class View:
-    """Combines the snapshots of several indexes. Files and chunks are numbered across all of them.
+    """Filters and orders the chunks of a snapshot for one search."""
 
-    Args:
-        labels: what to put before the paths of each snapshot.
-    """
-
-    def __init__(self, labels: Sequence[str], snapshots: Sequence[Snapshot]):
-        self.parts: list[Part] = []
-        first = 0
-        for label, snapshot in zip(labels, snapshots, strict=True):
-            last = first + len(snapshot.segments.lengths)
-            self.parts.append(Part(label, snapshot, slice(first, last)))
-            first = last
-        self.segments = joined_segments(tuple(snapshot.segments for snapshot in snapshots))
+    def __init__(self, snapshot: Snapshot):
+        self.snapshot = snapshot
+        self.segments = snapshot.segments
 
     def allowed(
         self, path: str | None, language: str | None, name: str | None, tests: str | None
@@ -74,38 +56,22 @@ class View:
             return None
         languages = None
         if language:
-            known = set().union(*(part.snapshot.languages for part in self.parts))
+            known = self.snapshot.languages
             languages = known & {language.lower(), *_RELATED.get(language.lower(), ())}
             if not languages:
                 raise UserError(f"language={language!r}: no such files; the index has {', '.join(sorted(known))}")
-        kept = np.concatenate([part.snapshot.allowed(path, languages, name, part.label) for part in self.parts])
-        if (
-            path
-            and not kept.any()
-            and not any(part.snapshot.allowed(path, None, None, part.label).any() for part in self.parts)
-        ):
+        kept = self.snapshot.allowed(path, languages, name)
+        if path and not kept.any() and not self.snapshot.allowed(path, None, None).any():
             raise UserError(f"path={path!r}: no indexed file matches this pattern; `src/**` and `*.py` are examples")
         if tests:
             kept &= self.segments.traits["test"][self.segments.owners] == (tests == "only")
         return kept
 
-    def similarity_to_chunk(self, chunk: int) -> np.ndarray | None:
-        """Computes the similarity of every chunk to one chunk, or NaN for a chunk without an embedding.
-
-        Returns None if that chunk has no embedding.
-        """
-        own = self._part_of(chunk)
-        row = own.snapshot.slots[chunk - own.chunks.start]
-        if row < 0:
-            return None
-        embedding = own.snapshot.vectors[row].astype(np.float32)
-        return np.concatenate([part.snapshot.similarity(embedding) for part in self.parts])
-
     def ranked_by(self, similarity: np.ndarray | None) -> list[str]:
         """Returns what a ranking used: words, and possibly the encoder."""
         found = ["words"]
         if similarity is not None and not np.isnan(similarity).all():
-            found.append(f"encoder {self.parts[0].snapshot.state['model']}")
+            found.append(f"encoder {self.snapshot.state['model']}")
         return found
 
     def best(
@@ -132,13 +98,13 @@ class View:
         for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1]):
             if len(results) == limit:
                 break
-            result = self._result(chunk, score)
+            result = self.snapshot.result(chunk, score)
             same = " ".join(result.text.split()) if result.name else chunk
             if first := results.get(same):  # this is a copy
                 results[same] = replace(first, also_in=(*first.also_in, f"{result.path}:{result.start_line}"))
                 continue
             file = int(self.segments.owners[chunk])
-            weak = score < ranking.EXACT_MEMBER and is_weak(query, scores, file)
+            weak = score < ranking.EXACT_MEMBER and is_weak(query, scores, file, result.path)
             weak = weak and not self.stands_out(similarity, slice(chunk, chunk + 1))
             results[same] = replace(result, weak=weak)
         return list(results.values())
@@ -183,8 +149,7 @@ class View:
         for chunk in sorted(chunks):
             if test_factor < 1 and self._is_test(chunk):
                 continue
-            part = self._part_of(chunk)
-            if size := words_raised(message, part.snapshot.result(chunk - part.chunks.start), part.snapshot.text_of):
+            if size := words_raised(message, self.snapshot.result(chunk), self.snapshot.text_of):
                 raising[chunk] = ranking.EXACT_MEMBER + size
         return raising
 
@@ -196,9 +161,7 @@ class View:
         """
         asked = place(text)
         (files,) = files_at([asked.path], self.segments, len(asked.path)) if asked else [[]]
-        paths = [
-            f"{self._part_of(int(self.segments.firsts[file])).label}{self.segments.paths[file]}" for file in files
-        ]
+        paths = [self.segments.paths[file] for file in files]
         if asked and "/".join(asked.path) in paths:
             files = [files[paths.index("/".join(asked.path))]]
         found: dict[int, float] = {}
@@ -236,9 +199,8 @@ class View:
         named = [chunk for chunk, name in names.items() if frame.words.intersection(WORD.findall(name)[-1:])]
         if not named and "/" not in path and len(frame.path) > 1:
             return None
-        part = self._part_of(int(chunks[0]))
-        at_line = part.snapshot.chunk_at(path, frame.line)
-        there = chunks[-1] if at_line is None else part.chunks.start + at_line
+        at_line = self.snapshot.chunk_at(path, frame.line)
+        there = chunks[-1] if at_line is None else at_line
 
         def distance(chunk: int) -> tuple[int, bool, int]:  # `(*Context).Next` is no type, and a stub runs no line
             agreeing = len(frame.words.intersection(WORD.findall(names[chunk])))
@@ -252,25 +214,7 @@ class View:
 
     def _text(self, chunk: int) -> str:
         """Returns the text of a chunk without the spaces at its end."""
-        return self._result(chunk).text.rstrip()
-
-    def _result(self, chunk: int, score: float = 0.0) -> SearchResult:
-        """Returns a chunk as a search result."""
-        part = self._part_of(chunk)
-        return part.snapshot.result(chunk - part.chunks.start, score, part.label)
-
-    def chunk_at(self, path: str, line: int) -> int:
-        """Returns the chunk that contains a line of a file.
-
-        Raises:
-            UserError: the file is not in the index or has no chunk at this line.
-        """
-        for part in self.parts:
-            if path.startswith(part.label):
-                chunk = part.snapshot.chunk_at(path.removeprefix(part.label), line)
-                if chunk is not None:
-                    return part.chunks.start + chunk
-        raise UserError(f"{path}:{line}: not in the index; pass a path and a line from a search result")
+        return self.snapshot.result(chunk).text.rstrip()
 
     def query_like(self, chunk: int) -> ranking.Query:
         """Creates a query from a chunk's rare words that also occur in other chunks."""
@@ -292,9 +236,8 @@ class View:
         """
         found = {}
         for part in dict.fromkeys(part for word in query.words for part in parts(word)):
-            known = set().union(*(own.snapshot.terms_like(part) for own in self.parts))
             chosen = []
-            for term in get_close_matches(part, known, CLOSE, NEAREST):
+            for term in get_close_matches(part, self.snapshot.terms_like(part), CLOSE, NEAREST):
                 chunks = self.segments.postings(term)[0].tolist()
                 if chunks:
                     chosen.append((round(SequenceMatcher(None, term, part).ratio(), 1), len(chunks), term, chunks[0]))
@@ -305,17 +248,8 @@ class View:
                 found[next((word for word in words if stem(word) == term), term)] = None
         return list(found)
 
-    def stands_out(self, similarity: np.ndarray | None, chunks: slice) -> bool:
-        """Returns True if one of these chunks is more similar to the query than any chunk is to random letters.
-
-        Args:
-            chunks: a slice of one part's chunks.
-        """
+    def stands_out(self, similarity: np.ndarray | None, chunks: slice = slice(None)) -> bool:
+        """Returns True if one of these chunks is more similar to the query than any chunk is to random letters."""
         if similarity is None or np.isnan(similarity[chunks]).all():
             return False
-        part = self._part_of(chunks.start)
-        return bool(np.nanmax(similarity[chunks]) > part.snapshot.noise())
-
-    def _part_of(self, chunk: int) -> Part:
-        """Returns the part that contains a chunk."""
-        return next(part for part in self.parts if chunk < part.chunks.stop)
+        return bool(np.nanmax(similarity[chunks]) > self.snapshot.noise())

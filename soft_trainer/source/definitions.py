@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from soft_trainer.source.extra import needed
-from soft_trainer.source.grammars import captures_of, parser, without_ampersands
+from soft_trainer.source.grammars import captures_of, parser
 from soft_trainer.source.languages import PREPROCESSED, SOURCE_LANGUAGES
 from soft_trainer.source.recovery import hides_functions, without_errors
 
@@ -106,11 +106,6 @@ def parse_file(source: bytes, language: str, seconds: float = 60.0) -> tuple[Nod
         source = _CONTEXT.sub(lambda found: found[0].translate(BLANKS), source)
     read = partial(_parse, language=language, deadline=deadline)
     root = read(source)
-    if root is not None and root.has_error:
-        plain = without_ampersands(source, language)  # a bare `&` may be all that the grammar cannot parse
-        other = read(plain) if plain != source else None
-        if other is not None and _count_errors(other) < _count_errors(root):
-            root = other
     functions = {*SOURCE_LANGUAGES[language].functions.split(), *_ACCESSORS}
     whole = root is not None and not hides_functions(root, functions)
     if root is not None and not whole and language not in PREPROCESSED:
@@ -118,11 +113,6 @@ def parse_file(source: bytes, language: str, seconds: float = 60.0) -> tuple[Nod
         if mended is not None and _count_names(mended, source, language) > _count_names(root, source, language):
             root = mended
     return root, whole
-
-
-def _count_errors(root: Node) -> int:
-    text = str(root)
-    return text.count("(ERROR") + text.count("(MISSING")
 
 
 def _parse(source: bytes, language: str, deadline: float) -> Node | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,6 @@ GRAMMARS = {
     "typescript": "tree_sitter_typescript:language_typescript",
     "tsx": "tree_sitter_typescript:language_tsx",
 }
-_JSX_TEXT = re.compile(rb"[>}][^<>{}&]*+&[^<>{}]*+(?=[<{])")
-_AMPERSAND = re.compile(rb"&(?!#?\w{1,30};)")
 # The text around all code in a file.
 _AROUND = {"php": (b"<?php", b"?>")}
 # Frames are put around a code fragment so that it parses. They give no tokens. A bare method parses inside a
@@ -87,16 +84,6 @@ def entry_of(table: dict, language: str):
     return table[language]
 
 
-def without_ampersands(source: bytes, language: str) -> bytes:
-    """Replaces `&` in the text of JSX, which its grammars take only for the start of an entity, by a comma.
-
-    What looks like JSX may be an expression, so the result is only for code with a syntax error. Positions stay.
-    """
-    if language not in ("javascript", "tsx"):
-        return source
-    return _JSX_TEXT.sub(lambda text: _AMPERSAND.sub(b",", text[0]), source)
-
-
 def parse_framed(code: str, language: str) -> tuple[Node, bytes, set[int]]:
     """Parses code in the first frame, such as `class C { ... }`, that gives no syntax error, or else without a frame.
 
@@ -108,8 +95,6 @@ def parse_framed(code: str, language: str) -> tuple[Node, bytes, set[int]]:
     for opening, closing in _FRAMES.get(language, [_NO_FRAME]):
         text = b"".join((before, opening, code.encode("utf-8", "replace"), closing, after))
         root = parser(language).parse(text).root_node
-        if root.has_error:
-            root = parser(language).parse(without_ampersands(text, language)).root_node
         end = len(text) - len(after)
         hidden = {*range(len(before), len(before + opening)), *range(end - len(closing), end)}
         parsed.append((root, text, hidden))

@@ -24,14 +24,6 @@ _MARKS = {  # the mark of UTF-32 begins with that of UTF-16
     codecs.BOM_UTF16_BE: "utf-16",
     codecs.BOM_UTF8: "utf-8-sig",
 }
-# A coding line as in PEP 263, but in a comment of any language or in an XML declaration: `# -*- coding: gbk -*-`,
-# `// vim: fileencoding=cp1251`.
-_CODING = re.compile(
-    rb"^[ \t\f]*(?:#|//|/\*|\*|--|;|%|<[?!]).*?coding[:=][ \t]*[\"']?([\w.-]{1,40}?)(?:-unix|-dos|-mac)?(?![\w.-])",
-    re.MULTILINE,
-)
-_MAX_CODING_LINES = 500  # bytes of the first two lines
-_SLOW_CODECS = {"punycode", "idna"}  # they take quadratic time
 # A header at the start of a line, or a header and the beginning of a key, as in JSON, in YAML and in a string.
 # In a program that only looks for keys or writes them, something else follows the header.
 _PRIVATE_KEY = re.compile(
@@ -76,7 +68,7 @@ def read_text(root: str | Path, path: str, strict: bool = False) -> bytes | str:
 def readable(source: bytes | str, path: str, strict: bool = False, minified: bool = False) -> bytes | str:
     r"""Returns a file's text as UTF-8 without a byte order mark or `\r`, or the reason to skip the file.
 
-    A byte order mark and a coding line are obeyed. All other text that is not UTF-8 stays as it is.
+    A byte order mark is obeyed. All other text that is not UTF-8 stays as it is.
 
     Args:
         source: the file's bytes, or the reason why the file was not read. A reason is returned unchanged.
@@ -107,17 +99,11 @@ def readable(source: bytes | str, path: str, strict: bool = False, minified: boo
 
 
 def _as_utf8(source: bytes) -> bytes:
-    """Converts text with a byte order mark or a coding line to UTF-8. All other bytes are returned unchanged."""
+    """Converts text with a byte order mark to UTF-8. All other bytes are returned unchanged."""
     encoding = next((name for mark, name in _MARKS.items() if source.startswith(mark)), "")
-    if not encoding:
-        head = b"\n".join(source[:_MAX_CODING_LINES].splitlines()[:2])
-        line = _CODING.search(head)
-        encoding = line[1].decode() if line else ""
-    if not encoding or encoding.lower() in _SLOW_CODECS:
-        return source
     try:
-        return source.decode(encoding).encode()
-    except (LookupError, UnicodeError):  # an unknown encoding, or another one than the file says
+        return source.decode(encoding).encode() if encoding else source
+    except UnicodeError:  # another encoding than the mark says
         return source.removeprefix(codecs.BOM_UTF8)
 
 

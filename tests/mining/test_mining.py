@@ -309,5 +309,3 @@ def test_headers_in_cpp_are_mined_and_prototypes_have_the_documentation(tmp_path
     assert pairs["cart.Box.total"]["docstring"] == "Adds up all prices in a box."
     assert pairs["cart.Box.total"]["path"] == "cart/box.cpp"
     assert mined.functions["undocumented"] == 6 and mined.files["other language"] == 1
-    without = mine(tree, "cpp", num_workers=1, codebase=False)
-    assert without.rows == {split: mined.rows[split] for split in without.rows}

@@ -5,7 +5,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from soft_trainer.mining.rules import unparseable
 from soft_trainer.source.definitions import _without_macros, definitions, parse, parse_file
 from soft_trainer.source.functions import FileFunctions
 
@@ -134,30 +133,6 @@ def test_a_syntax_error_hides_no_other_function(language, source, expected):
 )
 def test_an_error_in_a_function_or_on_one_line_hides_none(language, source):
     assert parse_file(source.encode(), language)[1]
-
-
-# As in the TypeScript compiler, `&` in the text of JSX is only a character, also beside an operator.
-JSX = [
-    "<p>Salt & pepper</p>",
-    "<p>A&B && C &amp; {d & e}, &c;</p>",
-    "<p>{d > e & e < d} &</p>",
-    "<p>\n  Salt\n  & <b>pepper &</b>\n</p>",
-    "<A b={() => <i>&&</i>}>&</A>",
-]
-
-
-@pytest.mark.parametrize("language", ["javascript", "tsx"])
-@pytest.mark.parametrize("text", JSX)
-def test_an_ampersand_in_jsx_is_text(language, text):
-    source = f"function a() {{\n  return {text}\n}}\n\nfunction b(c, d) {{\n  return c > d & d < c && c\n}}\n"
-    file = FileFunctions(parse(source.encode(), language), source.encode(), language, "path")
-    assert [(function.name, function.broken) for function in file.functions] == [
-        ("a", False),
-        ("b", False),
-    ]
-    for row in file.rows():
-        assert not unparseable(row["code"], language)
-        assert "".join("".join(row["code_tokens"]).split()) == "".join(row["code"].split())
 
 
 def test_a_googletest_case_is_not_a_function():

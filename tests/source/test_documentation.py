@@ -38,7 +38,7 @@ DOCUMENTED = [
      "export default memo(function Own() {})\n/** Others. */\nconst others = all.map(function () {})\n",
      {"Add": "Adds.", "Halve": "Halves.", "A.End": "Ends.", "Own": "Named."}),
     ("tsx", "a call of React with types", "/** Adds. */\n"
-     "export const Add = memo<Props>((p: Props) => <p>A & b, &amp; c</p>)\n",
+     "export const Add = memo<Props>((p: Props) => <p>A, &amp; c</p>)\n",
      {"Add": "Adds."}),
     ("typescript", "blank lines", "class A {\n  /** Adds. */\n\n  add(): void {}\n\n  bare() {}\n}\n",
      {"A.add": "Adds.", "A.bare": ""}),

@@ -8,24 +8,14 @@ repository's index is only read.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
-import tempfile
 from pathlib import Path
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.index.store import cache_dir
+from soft_trainer.files import cache_dir, write_text
 from soft_trainer.source.repositories import common_dir, git_dir, repository_of
-from soft_trainer.source.source_files import read_regular
 
 SECONDS = 10.0  # if git takes longer, it counts as failed
-# A path that begins with a slash, or that has the part `.`, `..` or "".
-_LEADS_OUT = re.compile(r"(?:\A|[/\0])(?:\.{0,2}/|\.{1,2}\0)")
-_SHA256 = re.compile(rb"^\s*objectformat\s*=\s*\"?sha256", re.IGNORECASE | re.MULTILINE)
-_MAX_CONFIG_BYTES = 1_000_000
-_SIGNS = ("\0/", "//", "./", ".\0")  # every output with such a path has one of them, and looking for them is faster
-_LISTED = ("--sparse", "--cached", "--others")
-_IGNORED = ("--others", "--ignored", "--directory")
 
 
 def list_files(folder: str) -> tuple[str, list[str] | None]:
@@ -39,28 +29,15 @@ def list_files(folder: str) -> tuple[str, list[str] | None]:
     """
     found = repository_of(folder)
     if found and found != folder:
-        listed = _ls_files(found, folder, _LISTED)
+        listed = _ls_files(found, folder)
         if listed != []:
             return found, listed
-    return folder, _ls_files(folder, folder, _LISTED)
+    return folder, _ls_files(folder, folder)
 
 
-def list_ignored(folder: str) -> list[str]:
-    """Returns the paths below a folder that git ignores. A path that ends with a slash stands for a whole folder."""
-    top, listed = list_files(folder)
-    if listed is None:
-        return []
-    paths = []
-    for path in sorted(_ls_files(top, folder, _IGNORED) or []):
-        if paths and paths[-1].endswith("/") and path.startswith(paths[-1]):
-            paths.pop()  # git ignores every file in this folder one by one, and lists them too
-        paths.append(path)
-    return paths
-
-
-def _ls_files(top: str, folder: str, options: tuple[str, ...]) -> list[str] | None:
+def _ls_files(top: str, folder: str) -> list[str] | None:
     """Returns the output of `git ls-files` in a folder of the working tree `top`, or None if git fails."""
-    words = [*options, "--exclude-standard"]
+    words = ["--sparse", "--cached", "--others", "--exclude-standard"]
     exclude = os.path.join(common_dir(top), "info", "exclude")
     if os.path.isfile(exclude):
         words.append(f"--exclude-from={exclude}")
@@ -77,14 +54,11 @@ def _ls_files(top: str, folder: str, options: tuple[str, ...]) -> list[str] | No
 
 
 def _run_git(top: str, folder: str, words: list[str], variables: dict[str, str]) -> list[str] | None:
-    config = read_regular(os.path.join(common_dir(top), "config"), _MAX_CONFIG_BYTES)
-    # Git misreads an index with hashes of SHA-256 in a repository with SHA-1.
-    sha256 = isinstance(config, bytes) and _SHA256.search(config) is not None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", **variables}
     command = [
         "git",
-        f"--git-dir={_empty_repository(sha256)}",
+        f"--git-dir={_empty_repository()}",
         f"--work-tree={top}",
         "-C",
         folder,
@@ -96,41 +70,27 @@ def _run_git(top: str, folder: str, words: list[str], variables: dict[str, str])
     run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=SECONDS, **quiet)
     if run.returncode:
         return None
-    listed = os.fsdecode(run.stdout)
-    paths = listed.split("\0")[:-1]
     # Git prints what a repository's index says, and does not check it.
-    if any(sign in f"\0{listed}" for sign in _SIGNS):
-        paths = [path for path in paths if not _LEADS_OUT.search(f"{path}\0")]
-    return paths
+    return [path for path in os.fsdecode(run.stdout).split("\0")[:-1] if not _leads_out(path)]
 
 
-def _empty_repository(sha256: bool) -> Path:
+def _leads_out(path: str) -> bool:
+    """Returns True if a path is absolute, or has the part `.` or `..`."""
+    return not {"", ".", ".."}.isdisjoint(path.removesuffix("/").split("/"))
+
+
+def _empty_repository() -> Path:
     """Returns a bare repository without objects in the user's cache. Creates the repository if it does not exist.
 
     Raises:
         UserError: the cache cannot be written to.
     """
-    name = "empty.git"
-    config = "[core]\n\trepositoryformatversion = 0\n\tbare = true\n"
-    if sha256:
-        name = "empty-sha256.git"
-        config = "[core]\n\trepositoryformatversion = 1\n\tbare = true\n[extensions]\n\tobjectformat = sha256\n"
-    target = cache_dir() / name
-    if target.is_dir():
-        return target
+    target = cache_dir() / "empty.git"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as made:
-            repository = Path(made, "empty.git")
-            for name in ("objects", "refs"):
-                (repository / name).mkdir(parents=True)
-            (repository / "HEAD").write_text("ref: refs/heads/main\n")
-            (repository / "config").write_text(config)
-            try:
-                repository.rename(target)
-            except OSError:
-                if not target.is_dir():  # another process has made it meanwhile
-                    raise
+        for name in ("objects", "refs"):
+            (target / name).mkdir(parents=True, exist_ok=True)
+        if not (target / "HEAD").exists():
+            write_text(target / "HEAD", "ref: refs/heads/main\n")
     except OSError as error:
         raise UserError(
             f"{target}: cannot be created ({error.strerror}); set XDG_CACHE_HOME to a writable folder"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fnmatch import translate
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.index.git_listing import list_files, list_ignored
+from soft_trainer.search.index.git_listing import list_files
 from soft_trainer.search.index.globs import path_filter
 from soft_trainer.search.index.words import composed
 from soft_trainer.source.repositories import is_linked_worktree
@@ -92,13 +92,7 @@ class Listing:
         self.exclude = list(map(path_filter, exclude))
         self.include = list(map(path_filter, include))
         # Only a pattern that starts with a folder's name reaches into skipped folders.
-        self.include_deep = []
-        self.include_heads = []  # the parts of these patterns before the first wildcard
-        for pattern in include:
-            head = re.split(r"[*?{]", pattern.removeprefix("./").removeprefix("/"))[0]
-            if "/" in pattern and head:
-                self.include_deep.append(path_filter(pattern))
-                self.include_heads.append(head)
+        self.include_deep = [path_filter(pattern) for pattern in include if re.match(r"(\./|/)?[^*?{/]+/", pattern)]
         self.top = ""  # the root of the enclosing repository, or `root`
         self.reasons: dict[str, str] = {"": ""}  # the reason to skip each folder, or ""
 
@@ -122,7 +116,9 @@ class Listing:
                 if self._add(path):
                     repositories.append(path + "/")
             if self.include and not self.without_git:
-                self._add_ignored(prefix, list_ignored(folder))
+                for name in self._walk(prefix):
+                    if _matches(prefix + name, self.include):
+                        self._add(prefix + name)
 
     def _add(self, path: str) -> bool:
         """Lists a path, or records the reason to skip the path. Returns True if the path is a nested repository."""
@@ -152,20 +148,11 @@ class Listing:
             self.files[path] = file_stat(status)
         return False
 
-    def _add_ignored(self, prefix: str, ignored: list[str]) -> None:
-        """Lists files that git ignores but that match an `include` pattern."""
-        for name in ignored:
-            path = prefix + name
-            if not path.endswith("/"):
-                if _matches(path, self.include):
-                    self._add(path)
-            elif any(head.startswith(path) or path.startswith(head) for head in self.include_heads):
-                for below in self._walk(path):
-                    if _matches(path + below, self.include_deep):
-                        self._add(path + below)
-
     def _walk(self, prefix: str) -> list[str]:
-        """Returns the files below a folder, as paths relative to the folder. Skipped folders are not entered."""
+        """Returns the files below a folder, as paths relative to the folder.
+
+        A skipped folder is entered only if an `include` pattern may reach into it.
+        """
         found = []
         stack = [prefix]
         while stack:
@@ -180,9 +167,9 @@ class Listing:
                 path = folder + entry.name
                 if not entry.is_dir(follow_symlinks=False):
                     found.append(path.removeprefix(prefix))
-                elif not self._reason_against(path) or any(
-                    head.startswith(f"{path}/") or f"{path}/".startswith(head) for head in self.include_heads
-                ):
+                    continue
+                reason = self._reason_against(path)
+                if not reason or (self.include_deep and reason in _OVERRIDDEN):
                     stack.append(path + "/")
         return found
 

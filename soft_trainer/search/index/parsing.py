@@ -21,12 +21,11 @@ from soft_trainer.search.index.store import DIGESTS, KINDS, LENGTHS, TRAITS
 from soft_trainer.search.index.vectors import digest as digest_of, embedded_text
 from soft_trainer.search.index.words import WORD, composed, source_words, stem, terms, whole
 from soft_trainer.source.names import identifier_words, is_test_path
-from soft_trainer.source.source_files import MAX_FILE_BYTES, decoded, is_generated, read_regular, readable
+from soft_trainer.source.source_files import MAX_FILE_BYTES, is_generated, read_regular, readable
 
 # The prefix of a term tells where the term occurs. Terms from the text have no prefix.
 DEFINED = "="
 NAME = "@"
-PATH = "/"
 OWN_NAME = "//"
 SUMMARY = "~"
 MAX_COUNT = 255
@@ -115,11 +114,10 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
         traits = {
             "test": is_test_path(path, language),
             "depth": min(path.count("/"), 255),
-            "name_parts": min(len(identifier_words(_name_and_folders(path)[0])), 255),
+            "name_parts": min(len(identifier_words(_own_name(path))), 255),
             "text": language in TEXT_LANGUAGES,
             "vendored": maybe_vendored(path),
             "generated": is_generated(source),
-            "garbled": decoded(source) is None,
             "broken": not parsed,
         }
         others = {
@@ -169,9 +167,7 @@ def _chunks(path: str, source: bytes, language: str) -> Iterator[tuple[Chunk, by
     if not source.isascii():  # letters that are composed of other characters, but the same lines
         source = composed(source.decode(errors="surrogateescape")).encode(errors="surrogateescape")
     lines = source.split(b"\n")
-    own_name, folders = _name_and_folders(composed(path))
-    # The first chunk gets the terms of the path.
-    marked = _marked(OWN_NAME, WORD.findall(own_name)) | _marked(PATH, WORD.findall(folders))
+    marked = _marked(OWN_NAME, WORD.findall(_own_name(composed(path))))  # of the first chunk
     chunks = split(source, language, is_notebook(path))
     for chunk in chunks or [Chunk(1, 1)]:  # a file without words can be found by its path
         text = b"\n".join(lines[chunk.start - 1 : chunk.end])
@@ -189,13 +185,13 @@ def _marked(sign: str, words: list[str]) -> set[str]:
     return {sign + term for word in words for term in terms(word)}
 
 
-def _name_and_folders(path: str) -> tuple[str, str]:
-    """Splits a path into the file name, without its extension, and the folders.
+def _own_name(path: str) -> str:
+    """Returns the name of a file without its extension.
 
     If the file name is `__init__`, `index` or `mod`, the folder's name is used instead.
     """
     folders, _, name = path.rpartition("/")
     own = name.lstrip(".").rsplit(".", 1)[0]
     if own.lower() in _PACKAGE_FILES and folders:
-        folders, _, own = folders.rpartition("/")
-    return own, folders
+        own = folders.rpartition("/")[2]
+    return own

@@ -16,9 +16,8 @@ import os
 import re
 import sqlite3
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +31,13 @@ DATABASE = "index.sqlite"
 SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, model, truncate_dim
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
-FORMAT = 19  # increases when chunks, terms, languages or the schema change, so that indexes are built again
+FORMAT = 20  # increases when chunks, terms, languages or the schema change, so that indexes are built again
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 # A file's traits: 1 if it is a test; the number of folders above it; the number of words in its file name; 1 if it is
-# text instead of source code; 1 if its folder may contain third-party code; 1 if it is generated; 1 if some of its
-# bytes could not be decoded; 1 if a syntax error may hide functions.
-TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated", "garbled", "broken")
+# text instead of source code; 1 if its folder may contain third-party code; 1 if it is generated; 1 if a
+# syntax error may hide functions.
+TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated", "broken")
 # Above either limit, `compact` drops dead postings and merges the segments.
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
@@ -160,7 +159,7 @@ def connect(index_dir: Path, create: bool = False, again: bool = False) -> sqlit
     """Opens the database of an index.
 
     Args:
-        create: whether to make a new database if there is none, or if it has an older format.
+        create: whether to make a new database if there is none, or if it has another format.
         again: whether to make a new database in any case.
 
     Raises:
@@ -174,11 +173,9 @@ def connect(index_dir: Path, create: bool = False, again: bool = False) -> sqlit
         if version == FORMAT:
             return database
         database.close()
-        made = f"{index_dir}: the index has format {version}, but this version of soft_trainer reads {FORMAT}"
-        if version > FORMAT:
-            raise UserError(f"{made}; upgrade soft_trainer, or delete the index and create it again")
         if not create:
-            raise UserError(f"{made}; `soft-trainer index DIR` makes it again")
+            why = f"the index has format {version}, and this version of soft_trainer reads {FORMAT}"
+            raise UserError(f"{index_dir}: {why}; `soft-trainer index DIR` makes it again")
     if not create:
         raise UserError(f"{index_dir}: no index there; {HOW_TO_INDEX}")
     return _create(path)
@@ -204,20 +201,6 @@ def _create(path: Path) -> sqlite3.Connection:
         for statement in [*_SCHEMA.split(";"), f"PRAGMA user_version = {FORMAT}"]:
             database.execute(statement)
     return database
-
-
-# Errors about the disk, its permissions or other processes. Every other error of SQLite means a damaged file.
-_DISK_CODES = {
-    sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL,
-}  # fmt: skip
-
-
-def is_disk_error(error: Exception) -> bool:
-    """Returns True if an error is about the disk and not about a file's content."""
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _DISK_CODES
-    return isinstance(error, OSError)
 
 
 @contextmanager
@@ -396,56 +379,3 @@ class Segments:
         known = np.flatnonzero(chunks >= 0)
         order = known[np.argsort(chunks[known], kind="stable")]
         return chunks[order], counts[order]
-
-
-class JoinedSegments:
-    """The segments of several indexes, with the same attributes as `Segments`."""
-
-    def __init__(self, parts: tuple[Segments, ...]):
-        self.parts = parts
-        self.lengths = joined_arrays(parts, "lengths")
-        self.kinds = joined_arrays(parts, "kinds")
-        self.languages = joined_arrays(parts, "languages")
-        self.traits = joined_arrays(parts, "traits")
-        self.paths = list(itertools.chain.from_iterable(part.paths for part in parts))
-        self.first_chunks = []
-        owners = []
-        files = chunks = 0
-        for part in parts:
-            self.first_chunks.append(chunks)
-            owners.append(part.owners + files)
-            files += len(part.languages)
-            chunks += len(part.lengths)
-        self.owners = np.concatenate(owners)
-        self.firsts = np.searchsorted(self.owners, np.arange(files + 1))
-
-    def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the chunks of all indexes that contain a term, and the term's counts. See `Segments.postings`."""
-        chunks = []
-        counts = []
-        for part, first in zip(self.parts, self.first_chunks, strict=True):
-            own, times = part.postings(term)
-            chunks.append(own + first)
-            counts.append(times)
-        return np.concatenate(chunks), np.concatenate(counts)
-
-    def names(self, chunks: np.ndarray) -> list[str]:
-        """Returns the qualified names of `chunks`, which must be in ascending order. See `Segments.names`."""
-        found = []
-        for part, first in zip(self.parts, self.first_chunks, strict=True):
-            own = chunks - first
-            found += part.names(own[(own >= 0) & (own < len(part.lengths))])
-        return found
-
-
-@lru_cache(maxsize=2)
-def joined_segments(parts: tuple[Segments, ...]) -> Segments | JoinedSegments:
-    """Joins the segments of several indexes."""
-    if len(parts) == 1:
-        return parts[0]
-    return JoinedSegments(parts)
-
-
-def joined_arrays(parts: Sequence, name: str) -> np.ndarray:
-    """Concatenates the arrays in the attribute `name` of several objects."""
-    return np.concatenate([getattr(part, name) for part in parts])

@@ -13,14 +13,13 @@ import time
 import zlib
 from collections.abc import Iterator
 from hashlib import blake2b
-from itertools import count, islice
+from itertools import islice
 
 import numpy as np
 
-from soft_trainer.encoders.onnx import has_onnxruntime
 from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.search.index.store import Segments, get_meta, set_meta, transaction
-from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, progress_bar
+from soft_trainer.terminal import progress_bar
 
 # If the process is killed, the work since the last transaction is lost, which is a few seconds of work.
 FIRST_TEXTS = 16
@@ -53,13 +52,9 @@ def embed_chunks(database: sqlite3.Connection, encoder: TextEncoder, progress: b
     state = get_meta(database, "vectors")
     pending = _pending(database)
     size = min(FIRST_TEXTS, COMMIT_TEXTS)
-    total = unencoded(database)
     deadline = time.perf_counter() + seconds
-    with progress_bar("Encoding" if progress else None, total, "chunk") as bar:
-        for number in count():
-            group = list(islice(pending, size))
-            if not group:
-                break
+    with progress_bar("Encoding" if progress else None, unencoded(database), "chunk") as bar:
+        while group := list(islice(pending, size)):
             started = time.perf_counter()
             digests, texts, languages = zip(*group, strict=True)
             rows = (state["scale"] * encoder.encode(texts, "code", languages)).astype("<f2")
@@ -68,12 +63,6 @@ def embed_chunks(database: sqlite3.Connection, encoder: TextEncoder, progress: b
             ended = time.perf_counter()
             rate = len(group) / max(ended - started, 1e-3)
             bar.update(len(group))
-            left = (total - bar.n) / rate
-            if progress and number == 1 and left > LINE_SECONDS:
-                faster = ""
-                if encoder.runtime == "torch" and not has_onnxruntime():
-                    faster = ", or a third of that with the extra: pip install -c constraints.txt -e '.[onnx]'"
-                print_on_main(f"encoding {total:,} chunks takes about {duration(left)}{faster}")
             if ended > deadline:
                 break
             size = min(max(1, round(min(COMMIT_SECONDS, deadline - ended) * rate)), COMMIT_TEXTS)

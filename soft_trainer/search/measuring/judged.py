@@ -74,29 +74,20 @@ def read_queries(path: str | Path) -> list[JudgedQuery]:
     """Reads judged queries: JSON lines with `repo`, `query`, `relevant`, `secondary`, and `category` or `language`.
 
     Raises:
-        UserError: the file cannot be read, a line lacks a required key, `repo` or `query` is not a string, `repo` is
-            not inside the trees, or `relevant` is not a list of paths.
+        UserError: the file cannot be read, a line lacks a required key, `repo` is not inside the trees, or `relevant`
+            is not a list of paths.
     """
     queries = []
     for line, row in read_json_lines(path):
         try:
-            for key in ("relevant", "secondary"):
-                paths = row.get(key, [])
-                if not (isinstance(paths, list) and all(isinstance(path, str) for path in paths)):
-                    raise UserError(f'{line}: {key}={paths!r}: expected a list of paths, such as ["src/dates.py"]')
-            for key in ("repo", "query"):
-                if not (isinstance(row[key], str) and row[key].strip()):
-                    raise UserError(f"{line}: {key}={row[key]!r}: expected a non-empty string")
+            paths = [*row["relevant"], *row.get("secondary", [])]
+            if not paths or isinstance(row["relevant"], str):
+                raise UserError(f"{line}: relevant={row['relevant']!r}: expected a list of paths")
             if row["repo"].startswith("/") or ".." in row["repo"].split("/"):  # an index would be written there
                 raise UserError(f"{line}: repo={row['repo']!r}: expected the name of a folder inside the trees")
-            targets = frozenset([*row["relevant"], *row.get("secondary", [])])
-            if not targets:
-                raise UserError(
-                    f"{line}: relevant=[]: expected at least one path; remove queries without a relevant path"
-                )
             groups = tuple(f"{name} {row[name]}" for name in ("category", "language") if name in row)
-            queries.append(JudgedQuery(row["repo"], row["query"], targets, groups))
-        except (KeyError, TypeError) as error:
+            queries.append(JudgedQuery(row["repo"], row["query"], frozenset(paths), groups))
+        except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{line}: expected a judged query with repo, query and relevant: {error}") from error
     if not queries:
         raise UserError(f"{path}: the file contains no queries")

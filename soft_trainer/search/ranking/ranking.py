@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from soft_trainer.search.index.chunks import CLASS, LINES
-from soft_trainer.search.index.parsing import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
+from soft_trainer.search.index.parsing import DEFINED, NAME, OWN_NAME, SUMMARY
 from soft_trainer.search.index.store import Segments
 from soft_trainer.search.index.words import STOP_WORDS, WORD, is_unspaced, stem, terms, whole
 from soft_trainer.source.names import identifier_words
@@ -26,7 +26,6 @@ B = 0.75
 FILE_TEXT = 1.0  # BM25 of the whole file, for words that are spread over several chunks
 OWN_NAME_WORDS = 0.5  # the fraction of the query that is in the file's name
 OWN_NAME_COVERED = 1.0  # the fraction of the file's name that is in the query
-FOLDER_WORDS = 0.3  # the fraction of the query that is in the names of its folders
 DEFINED_WORDS = 0.5  # the fraction of the query that is in the names that the file defines
 DEFINED_NAME = 0.25  # the file defines a word of the query, which may be chance: `result = ...`
 DEFINED_SYMBOL = 1.0  # the same if the word can only be a name: `parseDate`, `parse_date`, or the whole query
@@ -124,14 +123,13 @@ class Scores(NamedTuple):
         files: float[files], 0 for a file that does not match.
         chunks: float[chunks].
         matched: True if the index contains a word of the query.
-        containing: for each term, the files that contain the term in their text, in their file name, and in their
-            folder names, as arrays in ascending order.
+        containing: for each term, the files whose text contains the term.
     """
 
     files: np.ndarray
     chunks: np.ndarray
     matched: bool
-    containing: dict[str, tuple[np.ndarray, ...]]
+    containing: dict[str, np.ndarray]
 
 
 def score(
@@ -149,17 +147,17 @@ def score(
     owners = segments.owners
     norm, file_norm = _norms(segments)
     # What the postings say about the query; the constants above say what each of these counts.
-    file_text, own_name, own_parts, folders, defined_words, defined = np.zeros((6, len(file_norm)), np.float32)
+    file_text, own_name, own_parts, defined_words, defined = np.zeros((5, len(file_norm)), np.float32)
     text, chunk_words, chunk_names, chunk_summary, chunk_defined = np.zeros((5, len(norm)), np.float32)
     total = 0.0  # of the rarities of the query's whole words that the index contains
     containing = {}
     for term, weight in query.terms.items():
         chunks, counts = segments.postings(term)
-        named, own, inside, summary = (segments.postings(sign + term)[0] for sign in (NAME, OWN_NAME, PATH, SUMMARY))
+        named, own, summary = (segments.postings(sign + term)[0] for sign in (NAME, OWN_NAME, SUMMARY))
         if not len(chunks) and not len(named) and not len(own):
             continue
         files, starts = _distinct(owners[chunks])
-        containing[term] = (files, owners[own], owners[inside])
+        containing[term] = files
         rarity = _inverse_frequency(len(files), len(file_text))
         if len(chunks):
             text[chunks] += weight * _inverse_frequency(len(chunks), len(text)) * _saturated(counts, norm[chunks])
@@ -167,7 +165,6 @@ def score(
             file_text[files] += weight * rarity * _saturated(in_file, file_norm[files])
         own_name[owners[own]] += rarity
         own_parts[owners[own]] += 1
-        folders[owners[inside]] += rarity
         defined_words[_distinct(owners[named])[0]] += rarity
         chunk_names[named] += rarity
         if weight == 1.0:
@@ -186,7 +183,6 @@ def score(
         + FILE_TEXT * file_text / _largest(file_text)
         + OWN_NAME_WORDS * np.minimum(own_name / asked, 1)
         + OWN_NAME_COVERED * np.minimum(own_parts / parts, 1)
-        + FOLDER_WORDS * np.minimum(folders / asked, 1)
         + DEFINED_WORDS * np.minimum(defined_words / asked, 1)
         + defined
     )

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.ranking.results import SearchResult
-from soft_trainer.search.searching import Search
-
-# A look for changed files comes before every search, unless a look takes longer than this many seconds.
-CHECK_ALWAYS = 0.5
-CHECK_SECONDS = 5.0  # from one look at such a large tree to the next
 
 
 class ServedIndex:
@@ -23,21 +17,19 @@ class ServedIndex:
     Args:
         update: whether to read changed files before a search, and encode new chunks between searches.
         lexical: whether to ignore embeddings.
-        model: an encoder to use instead of the indexes' encoders. It is loaded in the background.
+        model: an encoder to use instead of the index's encoder. It is loaded in the background.
     """
 
-    def __init__(self, index: Search, update: bool = True, lexical: bool = False, model: str | None = None):
+    def __init__(self, index: CodeIndex, update: bool = True, lexical: bool = False, model: str | None = None):
         self.index = index
         self.update = update
         self.lexical = lexical
         self.model = model
-        self.lock = threading.Lock()  # threads share SQLite's connections
-        self.next_look = 0.0
+        self.lock = threading.Lock()  # threads share SQLite's connection
         self.work = threading.Event()
         self.loaded = threading.Event()
         self.problem = "the encoder is being loaded"
-        for member in index.members:
-            member.remedy = "the others are being encoded"
+        index.remedy = "the others are being encoded"
         threading.Thread(target=self._keep, daemon=True).start()
 
     def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
@@ -57,49 +49,37 @@ class ServedIndex:
     def _refresh(self) -> None:
         """Reads changed files."""
         if self.update:
-            for member in self.index.members:
-                member.refresh(encode=False)
-            if max(member.look_seconds for member in self.index.members) > CHECK_ALWAYS:
-                self.next_look = time.monotonic() + CHECK_SECONDS
+            self.index.refresh(encode=False)
         self.work.set()
 
     def _answer(self, ask: Callable[..., list[SearchResult]]) -> tuple[list[SearchResult], list[str]]:
         with self.lock:
-            late = time.monotonic() < self.next_look
-            if not late:
-                self._refresh()
-            encoded = not self.lexical and (self.model or any(member.model for member in self.index.members))
+            self._refresh()
+            encoded = not self.lexical and (self.model or self.index.model)
             ready = self.loaded.is_set()
             results = ask(lexical=self.lexical or not ready)
             notices = self.index.notices
-            for member in self.index.members:
-                member.notices = []
+            self.index.notices = []
             problem = self.problem
-        if late:
-            notices.append(f"changes of the last {CHECK_SECONDS:g} seconds may be missing, because the tree is large")
         if encoded and problem:
             notices.append(f"{'new chunks are not encoded' if ready else 'searching only by words'}: {problem}")
         return results, notices
 
     def _keep(self) -> None:
-        """Loads the encoders, then keeps encoding new chunks."""
+        """Loads the encoder, then keeps encoding new chunks."""
         while True:
             try:
-                # A thread has its own connections.
-                opened = [CodeIndex.open(member.index_dir) for member in self.index.members]
-                for index, member in zip(opened, self.index.members, strict=True):
-                    index.encoders = member.encoders
+                with CodeIndex.open(self.index.index_dir) as own:  # a thread has its own connection
+                    own.encoders = self.index.encoders
                     if self.model:
-                        index.use_encoder(self.model)
+                        own.use_encoder(self.model)
                     if not self.lexical:
-                        index.load_encoder()
-                self.model = None
-                self.problem = ""
-                self.loaded.set()
-                for index in opened:
+                        own.load_encoder()
+                    self.model = None
+                    self.problem = ""
+                    self.loaded.set()
                     if self.update:
-                        index.encode(wait=False)
-                    index.close()
+                        own.encode(wait=False)
             except Exception as error:  # no caller reads the error of this thread
                 cause = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
                 self.problem = cause + " ".join(str(error).split())

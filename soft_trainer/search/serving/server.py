@@ -54,7 +54,7 @@ class PageServer(ThreadingHTTPServer):
         rows = []
         for result in results:
             lines = [number for number, _ in result.telling_lines(wanted)]
-            path = quote(os.fsencode(self.served.index.full_path(result.path)))  # may not be UTF-8
+            path = quote(os.fsencode(f"{self.served.index.folder}/{result.path}"))  # may not be UTF-8
             link = self.editor.replace("{path}", path).replace("{line}", str(result.start_line))
             rows.append(result.as_dict() | {"lines": lines, "editor": link})
         notices += weak_notices(results)
@@ -83,10 +83,10 @@ class PageServer(ThreadingHTTPServer):
         index = self.served.index
         with self.served.lock:
             files = index.files_by_language()
-        languages = [name for name, _ in files.most_common()]
+        languages = sorted(files, key=files.get, reverse=True)
         return {
             "folder": index.folder,
-            "files": files.total(),
+            "files": sum(files.values()),
             "languages": languages,
             "update": self.served.update,
         }

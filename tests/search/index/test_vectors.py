@@ -73,14 +73,6 @@ def test_words_change_while_chunks_are_encoded(tree, stub, monkeypatch):
         assert found[0] == found[1]
 
 
-def test_without_a_terminal_the_progress_is_lines(tree, stub, monkeypatch, capsys):
-    monkeypatch.setattr(vectors, "COMMIT_TEXTS", 4)
-    monkeypatch.setattr(vectors, "LINE_SECONDS", 0)
-    CodeIndex.build(tree, model="stub", progress=True)
-    lines = capsys.readouterr().err.split("\n")
-    assert "encoding 12 chunks takes about 0 s" in "\n".join(lines[:4])
-
-
 def test_another_model_and_other_weights_are_noticed(tree, stub):
     index = CodeIndex.build(tree, model="stub")
     count = len(stub.encoded)
@@ -174,23 +166,6 @@ def test_unused_embeddings_are_deleted(tree, stub):
     with index.snapshot() as snapshot:  # every chunk still has its own embedding
         values = index.similarity_to("def f19_3(x):\n    y = x + 19\n    return y", snapshot)
     assert not np.isnan(values).any()
-
-
-def test_the_real_encoder_class_loads_and_embeds(model, tokenizer, profile, tmp_path, tree):
-    from soft_trainer.encoders.export import export_encoder
-
-    export_encoder(model, tokenizer, profile, tmp_path / "encoder")
-    index = CodeIndex.build(tree, model=tmp_path / "encoder")
-    assert index.model == str(tmp_path / "encoder")
-    assert index.search("parse a date") and not index.notices
-    index = CodeIndex.build(tree, truncate_dim=8)
-    assert index.search("parse a date") and not index.notices and index._cached.vectors.shape[1] == 8
-    for dim in (0, 33):
-        with refused(f"truncate_dim={dim}: must be a whole number from 1 to 32"):
-            CodeIndex.build(tree, truncate_dim=dim)
-    assert index.truncate_dim == 8
-    with refused("missing"):
-        CodeIndex.build(tree, model=tmp_path / "missing")
 
 
 def test_queries_and_chunks_do_not_share_the_limit_of_a_tokenizer(model, tokenizer, profile, tmp_path):

@@ -28,12 +28,8 @@ def test_measures_by_hand(ranked, targets, expected):
     ("row", "message"),
     [
         ({"relevant": "a.py"}, "queries.jsonl, row 2: relevant='a.py': expected a list of paths"),
-        ({"relevant": ["a.py"], "secondary": [1]}, "queries.jsonl, row 2: secondary=[1]: expected a list of paths"),
-        ({"relevant": []}, "queries.jsonl, row 2: relevant=[]: expected at least one path"),
+        ({"relevant": []}, "queries.jsonl, row 2: relevant=[]: expected a list of paths"),
         ({}, "queries.jsonl, row 2: expected a judged query with repo, query and relevant: 'relevant'"),
-        ({"relevant": ["a.py"], "query": 5}, "queries.jsonl, row 2: query=5: expected a non-empty string"),
-        ({"relevant": ["a.py"], "query": " "}, "queries.jsonl, row 2: query=' ': expected a non-empty string"),
-        ({"relevant": ["a.py"], "repo": ["a"]}, "queries.jsonl, row 2: repo=['a']: expected a non-empty string"),
         ({"relevant": ["a.py"], "repo": "../a"}, "row 2: repo='../a': expected the name of a folder inside the trees"),
         ({"relevant": ["a.py"], "repo": "/a"}, "row 2: repo='/a': expected the name of a folder inside the trees"),
     ],

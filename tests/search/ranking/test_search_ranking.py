@@ -3,7 +3,7 @@
 import pytest
 from trees import write_tree
 
-from soft_trainer.search import CodeIndex, Search
+from soft_trainer.search import CodeIndex
 from soft_trainer.search.index.store import SEGMENT_CHUNKS
 from soft_trainer.search.ranking.ranking import EXACT_MEMBER, TEST_FACTOR, TESTS_ASKED, parse_query
 
@@ -192,8 +192,6 @@ MEMBERS = {
 def test_a_qualified_name_finds_that_member_first(tmp_path, query, name):
     index = CodeIndex.build(write_tree(tmp_path / "tree", MEMBERS))
     assert index.search(query)[0].name == name
-    other = CodeIndex.build(write_tree(tmp_path / "other", {"a.py": "def run():\n    return Runner\n"}))
-    assert Search([other, index]).search(query)[0].name == name
 
 
 MODULES = {

@@ -5,9 +5,8 @@ import time
 
 from trees import write_tree
 
-from soft_trainer.search import CodeIndex, Search
+from soft_trainer.search import CodeIndex
 from soft_trainer.search.index import store
-from soft_trainer.search.serving import served_index
 from soft_trainer.search.serving.served_index import ServedIndex
 
 
@@ -27,7 +26,7 @@ def test_searches_go_by_words_until_the_encoder_is_loaded_and_chunks_are_encoded
     load, codes = stub.__init__, stub.codes
     stub.__init__ = lambda *arguments: load(*arguments) if may_load.wait() else None
     stub.codes = lambda *arguments: may_encode.wait() and codes(*arguments)
-    served = ServedIndex(Search([CodeIndex.open(index.index_dir)]))
+    served = ServedIndex(CodeIndex.open(index.index_dir))
     results, notices = served.search("brand_new", 5)
     assert results[0].path == "new.py" and notices == ["searching only by words: the encoder is being loaded"]
     may_load.set()
@@ -38,7 +37,6 @@ def test_searches_go_by_words_until_the_encoder_is_loaded_and_chunks_are_encoded
     may_encode.set()
     until(lambda: served.search("brand_new", 5)[1] == [])
     write_tree(tree, {"newer.py": "def brand_newer(): pass\n"})
-    monkeypatch.setattr(served_index, "CHECK_SECONDS", 0)
     until(lambda: served.search("brand_newer", 5)[0][0].path == "newer.py")
     until(lambda: served.search("brand_newer", 5)[1] == [])
     write_tree(tree, {"newest.py": "def brand_newest(): pass\n"})
@@ -56,7 +54,7 @@ def test_the_first_start_waits_for_words_alone(command, tree, stub, monkeypatch)
         assert served.search("parse_date", 5)[1] == ["searching only by words: the encoder is being loaded"]
         may_load.set()
         until(lambda: served.search("parse_date", 5)[1] == [] and served.loaded.is_set())
-        assert served.index.members[0].model == "stub" and len(stub.encoded) > 10
+        assert served.index.model == "stub" and len(stub.encoded) > 10
 
     monkeypatch.setattr("soft_trainer.search.serving.server.serve_page", serve)
     for _ in range(2):  # without an index, and with one
@@ -65,7 +63,7 @@ def test_the_first_start_waits_for_words_alone(command, tree, stub, monkeypatch)
 
 
 def test_an_encoder_that_the_index_gets_later_is_used(tree, stub):
-    served = ServedIndex(Search([CodeIndex.build(tree)]))
+    served = ServedIndex(CodeIndex.build(tree))
     assert served.search("parse date", 5)[1] == []
     CodeIndex.build(tree, model="stub")
     until(lambda: served.search("parse date", 5)[1] == [] and served.loaded.is_set())
@@ -85,9 +83,8 @@ def test_an_encoder_that_fails_is_named_and_tried_again(tree, stub, monkeypatch)
 
     stub.__init__ = unless_failing("load", load)
     stub.codes = unless_failing("encode", codes)
-    monkeypatch.setattr(served_index, "CHECK_SECONDS", 0)
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    served = ServedIndex(Search([CodeIndex.open(index.index_dir)]))
+    served = ServedIndex(CodeIndex.open(index.index_dir))
     for step, notice in (
         ("load", "searching only by words: RuntimeError: no memory to load (see the log)"),
         ("encode", "new chunks are not encoded: RuntimeError: no memory to encode (see the log)"),
@@ -95,27 +92,3 @@ def test_an_encoder_that_fails_is_named_and_tried_again(tree, stub, monkeypatch)
         until(lambda notice=notice: notice in served.search("brand_new", 5)[1])
         failing.remove(step)
     until(lambda: served.search("brand_new", 5)[1] == [])
-
-
-def test_a_very_large_tree_is_looked_at_every_five_seconds_and_a_notice_says_so(tree, monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr(served_index.time, "monotonic", lambda: clock[0])
-    index = CodeIndex.build(tree)
-    served = ServedIndex(Search([index]))
-    looked = []
-
-    def look(encode):
-        looked.append(clock[0])
-        clock[0] += took + 3.0  # reading what has changed does not count
-        index.look_seconds = took
-
-    index.refresh = look
-    late = "changes of the last 5 seconds may be missing, because the tree is large"
-    for took, large in ((0.4, False), (0.6, True), (60.0, True)):
-        clock[0] += 10
-        looked.clear()
-        (tree / "README.md").write_text(f"As of {took}\n")
-        notices = [served.search("parse date", 5)[1] for _ in range(3)]
-        assert len(looked) == (1 if large else 3) and [late in each for each in notices] == [False, large, large]
-        served.text_of("README.md")
-        assert len(looked) == (2 if large else 4)  # a file that is read is always as it is now
