@@ -452,3 +452,12 @@ def test_an_evaluation_that_cannot_end_is_refused_before_anything_is_indexed(
     (tmp_path / "file").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, out, err = command("evaluate-search", *words)
     assert code == 2 and not out and message in err
+
+
+def test_an_index_of_short_embeddings(command, search, tree, stub):
+    assert "16 dimensions" not in command("index", tree, "--model", "stub")[1]
+    code, out, _ = command("index", tree, "--truncate_dim", 4)
+    assert code == 0 and "chunks encoded with stub, 4 dimensions of each embedding" in out
+    assert search("parse date")[2] == f"ranked by words, encoder stub; {ALONE}"
+    assert command("evaluate-search", "--folder", tree, "--truncate_dim", 4)[0] == 2
+    assert command("index", tree, "--index_dir", tree.parent / "new", "--truncate_dim", 4)[0] == 2

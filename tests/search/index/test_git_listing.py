@@ -407,3 +407,11 @@ def test_data_of_a_repository_stays_out_even_if_it_is_included(tmp_path):
     git(tree, "init", "-q", "--bare", "mirror.git")
     for include in ([".git/**", "sub/**", "*.git", ".hg/**", "mirror.git/**"], []):
         assert listed(tree, include=include) == {"a.py"}
+
+
+def test_without_git_linked_worktrees_are_skipped_too(with_worktrees, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    skipped = list_tree(str(with_worktrees)).skipped
+    assert {path for path, why in skipped.items() if why == "linked worktree"} == {
+        f"{path}/" for path in (*WORKTREES, "sub/tree")
+    }

@@ -207,3 +207,37 @@ def test_over_standard_input_and_output(command_line):
     paths = [text.splitlines()[1].split(":")[0] for _, text in sorted(answers.items())]
     assert paths == ["src/server.go", "src/shop/dates.py", "README.md", "src/shop/cart.py"]
     assert "Use grep, not this" in listed.tools[0].description
+
+
+def test_an_agent_finds_tests_and_the_code_behind_a_failure(tree):
+    index = CodeIndex.build(tree)
+    failure = "$ pytest tests/test_cart.py\nF\n\nE   AssertionError: total price of the cart is wrong\n"
+    answers = call(
+        index,
+        ("search", {"query": "total price", "tests": "only", "limit": 1}),
+        ("search", {"query": failure, "tests": "no", "limit": 1}),
+    )
+    assert [text.splitlines()[1].split(":")[0] for _, text in answers] == ["tests/test_cart.py", "src/shop/cart.py"]
+
+
+@pytest.mark.slow
+def test_malformed_messages_and_a_client_that_dies(command_line):
+    with subprocess.Popen(command_line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "a", "version": "1"}}
+        server.stdin.write("{no json\n")
+        server.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}) + "\n")
+        server.stdin.flush()
+        while json.loads(line := server.stdout.readline()).get("id") != 1:
+            assert line
+        server.stdin.write('{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
+        for number, (query, found) in enumerate(ODD_QUERIES, 2):
+            call = {"name": "search", "arguments": {"query": query}}
+            server.stdin.write(
+                json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": call}) + "\n"
+            )
+            server.stdin.flush()
+            answer = json.loads(server.stdout.readline())
+            assert answer["id"] == number and found in answer["result"]["content"][0]["text"]
+        server.stdout.close()  # the client is gone
+        server.stdin.close()
+        assert server.wait(20) in (0, 1)
