@@ -67,7 +67,7 @@ def check(
     model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, run_options: RunFileOptions
 ) -> None:
     """Checks what the package's options refer to, before torch is imported."""
-    if "model_name_or_path" not in model_args.named:
+    if model_args.model_name_or_path is None:
         raise UserError("give the encoder first: soft-trainer evaluate MODEL")
     name_rows(data_args)
     check_sources(data_args)

@@ -19,7 +19,7 @@ from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.hub_files import published_name, repository_file, split_revision
 from soft_trainer.loss_options import TEACHER_WEIGHT
-from soft_trainer.option_spec import changed_options
+from soft_trainer.option_spec import option_specs
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.packaged import BASE
 from soft_trainer.references import import_reference
@@ -39,6 +39,8 @@ SCHEDULES = {
 RANDOM = {"estimator": "bm25", "train_sampling_strategy": "random", "weighting": "linear"}
 SIMILAR = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
 METHODS = dict.fromkeys(SCHEDULES, RANDOM) | {"search": SIMILAR}  # "distilled" also has the teacher in the profile
+# What these options are if nothing about the encoder changes them. A run fingerprint omits these values.
+PLAIN = dict(zip(SCHEDULE, SCHEDULES["pretrained"], strict=True)) | RANDOM
 TITLES = {
     "search": "an encoder trained for search",
     "distilled": "an encoder with a stored teacher",
@@ -68,77 +70,81 @@ def choose_precision(args: SoftInfoNCETrainingArguments, profile: EncoderProfile
         AcceleratorState._reset_state()  # otherwise, `accelerate` refuses a trainer with another precision
 
 
-def encoder_kind(profile: EncoderProfile, model: str | None, revision: str | None = None) -> str:
-    """Returns the kind of an encoder, a key of `SCHEDULES`.
-
-    Args:
-        model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
-    """
-    if model and published_name(model) == BASE:
+def encoder_kind(starting) -> str:
+    """Returns the kind of an encoder to train (`run/starting.py`), a key of `SCHEDULES`."""
+    profile = starting.profile
+    if starting.name and published_name(starting.name) == BASE:
         return "base"
-    if model and profile.teacher:
+    if starting.name and profile.teacher:
         return "distilled"
     if profile.name == "static":
         return "static"
-    if model is None:
+    if starting.untrained:
         return "scratch"
-    if profile.score_function == "cosine":
+    if starting.name and profile.score_function == "cosine":
         with suppress(UserError):  # a model in memory may come from a folder that has gone
-            if repository_file(model, "modules.json", revision) is not None:
+            if repository_file(starting.name, "modules.json", starting.revision) is not None:
                 return "search"
     return "pretrained"
+
+
+def defaults_of(kind) -> dict[str, object]:
+    """Returns the defaults of the options that a dataclass or its instance declares, for an encoder of no kind."""
+    return PLAIN | {name: spec.default for name, spec in option_specs(kind).items() if name not in PLAIN}
 
 
 def apply_defaults(
     args: SoftInfoNCETrainingArguments, starting, estimator=None, trains: bool = True, split=None
 ) -> None:
-    """Sets the options whose defaults depend on the encoder or on other options, and prints what it chose.
+    """Sets the options that are None from the encoder and the other options, and prints what the encoder decided.
 
-    Options that the user set keep their values. `args.by_encoder` has the names of the others, and marks the arguments
-    as complete: a second call has no effect.
+    `args.by_encoder` has the names of these options, and marks the arguments as complete: another trainer keeps them.
 
     Args:
         starting: the encoder to train (`run/starting.py`).
         estimator: the estimator passed to a trainer in Python, or None.
-        trains: False for a run that only evaluates, which needs no defaults but the precision.
+        trains: False for a run that only evaluates: nothing depends on its encoder but the precision.
         split: the training rows, if known.
 
     Raises:
-        UserError: the options set both a teacher and another estimator.
+        UserError: the options set both a teacher and another estimator, or a value that was set later is invalid.
     """
-    profile = starting.profile
-    choose_precision(args, profile)
-    if args.by_encoder is not None:
-        return
-    args.by_encoder = set()
-    if not trains:
-        return
-    given = {name: getattr(args, name) for name in args.named if hasattr(args, name)} | changed_options(args)
-    for name in ("warmup_steps", "dataloader_drop_last"):  # options of `transformers`
-        if getattr(args, name) != getattr(type(args), name):
-            given[name] = getattr(args, name)
-    if estimator is not None:
-        if given.get("estimator") is not None:
-            raise UserError(f"estimator={given['estimator']}: the callbacks have an estimator too; omit one of them")
-        given["estimator"] = args.estimator = estimator_name(estimator)
-    # An encoder without a name counts as trained from scratch.
-    kind = encoder_kind(profile, starting.name, starting.revision)
-    values = dict(zip(SCHEDULE, SCHEDULES[kind], strict=True)) | METHODS[kind]
-    title = TITLES[kind]
-    if starting.adapter:
-        values["learning_rate"] = LORA_RATE
-        title += " with an adapter"
-    values |= _of_teacher(args, given, profile.teacher if kind == "distilled" else None)
-    values |= {"loss": values.get("loss"), "group_size": args.group_size} | given
-    for name, value in _adapted(values, given, estimator, args).items():
-        if name not in given:
-            values[name] = value
-    args.by_encoder.update(values.keys() - given.keys())
+    choose_precision(args, starting.profile)
+    if args.by_encoder is None:
+        given = {name: value for name, value in vars(args).items() if value is not None}
+        values = defaults_of(args)
+        if trains:
+            kind = encoder_kind(starting)
+            if estimator is not None:
+                if "estimator" in given:
+                    raise UserError(
+                        f"estimator={given['estimator']}: the callbacks have an estimator too; omit one of them"
+                    )
+                given["estimator"] = args.estimator = estimator_name(estimator)
+            values |= dict(zip(SCHEDULE, SCHEDULES[kind], strict=True)) | METHODS[kind]
+            title = TITLES[kind]
+            if starting.adapter:
+                values["learning_rate"] = LORA_RATE
+                title += " with an adapter"
+            values |= _of_teacher(given, starting.profile.teacher if kind == "distilled" else None)
+            values |= _adapted(values | given, given, estimator, args)
+        args.by_encoder = values.keys() - given.keys()
+        for name in args.by_encoder:
+            setattr(args, name, values[name])
+        if trains:
+            _print_defaults(args, title, values, split)
+    # This also checks what was set after the constructor, and puts the final values into DeepSpeed's configuration.
+    SoftInfoNCETrainingArguments.__post_init__(args)
+
+
+def _print_defaults(args: SoftInfoNCETrainingArguments, title: str, values: Mapping, split) -> None:
+    """Prints the defaults that differ from those of other encoders, unless nothing reads them."""
+    plain = defaults_of(args)
     shown = []
-    for name in values:
-        if name in args.by_encoder and values[name] != getattr(type(args), name):
-            shown.append(f"{name}={values[name]}")
-        setattr(args, name, values[name])
+    for name, value in values.items():
+        unread = name == "estimator" and not args.reads_estimator(split)
+        if name in args.by_encoder and value != plain[name] and not unread:
+            shown.append(f"{name}={value}")
     if shown:
         print_on_main(f"Defaults for {title}: {', '.join(shown)}")
 
@@ -158,7 +164,7 @@ def default_output_dir(args: SoftInfoNCETrainingArguments, label: str, about: Ma
     return f"outputs/{label}-{rows}-{loss}-{estimator}".replace(":", ".")
 
 
-def _of_teacher(args: SoftInfoNCETrainingArguments, given: Mapping, stored: str | None) -> dict[str, object]:
+def _of_teacher(given: Mapping, stored: str | None) -> dict[str, object]:
     """Returns the defaults that a teacher stands for: the user's teacher, or the one in a distilled encoder's profile.
 
     Raises:
@@ -182,11 +188,11 @@ def _adapted(values: Mapping, given: Mapping, estimator, args: SoftInfoNCETraini
     """Returns other values for defaults that cannot work beside the user's options."""
     random = {"train_sampling_strategy": "random"}
     linear = {"weighting": "linear"}
-    if values["estimator"] in (None, "none"):
+    if values["estimator"] == "none":
         return random | linear
     changes = {}
     finds, compares = _abilities(estimator or values["estimator"], args.bm25_document_column)
-    if values["estimator"] == "trained_model" and values.get("estimator_model") is not None:
+    if values["estimator"] == "trained_model" and values["estimator_model"] is not None:
         with suppress(UserError):  # `choose_estimator` explains why it cannot be read
             finds = finds and not is_cross_encoder(*split_revision(values["estimator_model"]))
     if not finds:

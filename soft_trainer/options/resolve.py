@@ -235,8 +235,9 @@ def check_options(args: TrainingArguments) -> None:
             "auto_find_batch_size: works only with one process, because the others would wait for the one that runs "
             "out of memory; use gradient_cache_chunk_size for large batches"
         )
-    named = getattr(args, "named", ())
-    check_steps({name: value for name, value in vars(args).items() if name in named or name.endswith("_strategy")})
+    if isinstance(args, TrainingOptions):
+        # `set_save` and `set_evaluate` set 500 steps beside any strategy.
+        check_steps({name: value for name, value in vars(args).items() if value != TrainingArguments.save_steps})
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise UserError(
             "save_strategy=best: needs an evaluation to choose the checkpoint; set eval_strategy=epoch, for example"

@@ -17,7 +17,6 @@ from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.estimators.registry import choose_estimator, estimator_of_run
-from soft_trainer.option_spec import changed_options
 from soft_trainer.options.defaults import apply_defaults, default_output_dir
 from soft_trainer.options.fields import EstimatorOptions
 from soft_trainer.options.resolve import Plan
@@ -150,7 +149,7 @@ def _chosen_estimator(
         reason = None
         if own_loss:
             reason = f"{own_loss} computes the loss; pass an estimator for weights"
-        elif pairs < least and not changed_options(args).keys() & {"alpha", "beta"}:
+        elif pairs < least and getattr(args, "alpha", None) is None and getattr(args, "beta", None) is None:
             reason = f"the weights of Eq. 4 need batches of {least} pairs or more, not {pairs}"
         if reason:
             print_on_main(f"loss=info_nce: {reason}")

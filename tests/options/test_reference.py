@@ -31,7 +31,7 @@ def test_the_signature_has_every_option_also_of_a_class_that_adds_one():
 
     parameters = inspect.signature(SoftInfoNCETrainingArguments).parameters
     assert list(parameters) == [field.name for field in dataclasses.fields(SoftInfoNCETrainingArguments) if field.init]
-    assert parameters["floor"].default == 0.1
+    assert (parameters["cancel_ratio"].default, parameters["floor"].default) == (0.5, None)
     assert "colour" in inspect.signature(Own).parameters
 
 
