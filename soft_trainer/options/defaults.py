@@ -112,17 +112,17 @@ def apply_defaults(
     choose_precision(args, starting.profile)
     if args.by_encoder is None:
         given = {name: value for name, value in vars(args).items() if value is not None}
-        values = defaults_of(args)
+        plain = defaults_of(args)
+        values = dict(plain)
+        title = ""
         if trains:
-            kind = encoder_kind(starting)
+            if estimator is not None and "estimator" in given:
+                raise UserError(f"estimator={args.estimator}: the callbacks have an estimator too; omit one of them")
             if estimator is not None:
-                if "estimator" in given:
-                    raise UserError(
-                        f"estimator={given['estimator']}: the callbacks have an estimator too; omit one of them"
-                    )
                 given["estimator"] = args.estimator = estimator_name(estimator)
-            values |= dict(zip(SCHEDULE, SCHEDULES[kind], strict=True)) | METHODS[kind]
+            kind = encoder_kind(starting)
             title = TITLES[kind]
+            values |= dict(zip(SCHEDULE, SCHEDULES[kind], strict=True)) | METHODS[kind]
             if starting.adapter:
                 values["learning_rate"] = LORA_RATE
                 title += " with an adapter"
@@ -131,22 +131,15 @@ def apply_defaults(
         args.by_encoder = values.keys() - given.keys()
         for name in args.by_encoder:
             setattr(args, name, values[name])
-        if trains:
-            _print_defaults(args, title, values, split)
+        shown = []
+        for name, value in values.items():
+            unread = name == "estimator" and not args.reads_estimator(split)
+            if name in args.by_encoder and value != plain[name] and not unread:
+                shown.append(f"{name}={value}")
+        if shown:
+            print_on_main(f"Defaults for {title}: {', '.join(shown)}")
     # This also checks what was set after the constructor, and puts the final values into DeepSpeed's configuration.
     SoftInfoNCETrainingArguments.__post_init__(args)
-
-
-def _print_defaults(args: SoftInfoNCETrainingArguments, title: str, values: Mapping, split) -> None:
-    """Prints the defaults that differ from those of other encoders, unless nothing reads them."""
-    plain = defaults_of(args)
-    shown = []
-    for name, value in values.items():
-        unread = name == "estimator" and not args.reads_estimator(split)
-        if name in args.by_encoder and value != plain[name] and not unread:
-            shown.append(f"{name}={value}")
-    if shown:
-        print_on_main(f"Defaults for {title}: {', '.join(shown)}")
 
 
 def default_output_dir(args: SoftInfoNCETrainingArguments, label: str, about: Mapping | None) -> str:
@@ -159,9 +152,8 @@ def default_output_dir(args: SoftInfoNCETrainingArguments, label: str, about: Ma
     if not about:
         return "outputs"
     rows = "-".join(about["languages"]) or about["dataset"].rsplit("/", 1)[-1]
-    estimator = args.estimator or "none"
-    loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
-    return f"outputs/{label}-{rows}-{loss}-{estimator}".replace(":", ".")
+    loss = args.loss or ("info_nce" if args.estimator == "none" else "soft_info_nce")
+    return f"outputs/{label}-{rows}-{loss}-{args.estimator}".replace(":", ".")
 
 
 def _of_teacher(given: Mapping, stored: str | None) -> dict[str, object]:

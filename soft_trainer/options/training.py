@@ -10,9 +10,8 @@ from transformers import TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
-from soft_trainer.option_spec import check_values, documented, option_specs
+from soft_trainer.option_spec import check_values, documented
 from soft_trainer.options.fields import PARTS, TrainingOptions
-from soft_trainer.options.model import ModelArguments
 from soft_trainer.references import name_functions
 
 # The options of `transformers` that do not affect results, except through metrics that choose the checkpoint or the
@@ -42,17 +41,6 @@ def _default(name: str, value):
     metadata = dict(TrainingArguments.__dataclass_fields__[name].metadata)
     metadata["help"] = OTHER_DEFAULT.sub("", metadata["help"]).strip()
     return field(default=value, metadata=metadata)
-
-
-def refuse_option_of_encoder(name: str) -> None:
-    """Raises UserError if an option of the command line belongs to the encoder, and says where to set it."""
-    if name.startswith("lora_"):
-        raise UserError(f"{name}: not a training argument; in Python, call model.add_adapter(peft.LoraConfig(...))")
-    if name in option_specs(ModelArguments) and not hasattr(TrainingArguments, name):
-        raise UserError(
-            f"{name}: not a training argument; in Python, pass SoftInfoNCETrainer(..., encoder={{{name!r}: VALUE}}) "
-            "for a setting of the encoder's profile, or load the model with the setting"
-        )
 
 
 @documented

@@ -23,8 +23,9 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import MAP, NDCG, shorter_metric
+from soft_trainer.option_spec import option_specs
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import Plan, check_codes, resolve
-from soft_trainer.options.training import refuse_option_of_encoder
 from soft_trainer.run.starting import StartingEncoder, starting_encoder
 from soft_trainer.source.extra import needed
 from soft_trainer.terminal import nearest
@@ -338,7 +339,10 @@ def first_encoder(
         UserError: an argument is invalid or unsupported. The message suggests an alternative.
     """
     for name in arguments:
-        refuse_option_of_encoder(name)
+        if name in option_specs(ModelArguments):
+            raise UserError(
+                f"{name}: an option of the encoder; pass encoder={{{name!r}: VALUE}}, or set it in the model"
+            )
     make = arguments.pop("model_init", None)
     if (model is None) == (make is None):
         raise UserError("model: pass either an encoder or its name, or a function model_init= that creates one")
