@@ -79,7 +79,7 @@ def encoder_kind(starting) -> str:
         return "distilled"
     if profile.name == "static":
         return "static"
-    if starting.untrained:
+    if starting.from_scratch:
         return "scratch"
     if starting.name and profile.score_function == "cosine":
         with suppress(UserError):  # a model in memory may come from a folder that has gone

@@ -37,7 +37,6 @@ class StartingEncoder:
         revision: the revision of `name` on the Hub.
         from_scratch: the size of an encoder that starts with random weights, or None.
         adapter: whether an adapter is trained instead of all weights.
-        untrained: whether the weights are random.
         trust_remote_code: whether code that comes with it may run.
     """
 
@@ -54,9 +53,6 @@ class StartingEncoder:
         self.name = model.config._name_or_path or None
         self.label = short_name(self.name)
         self.adapter = has_adapter(model)
-        # New models have only zeros in a bias, and only ones in the weights of a normalisation.
-        vectors = [weight for weight in model.parameters() if weight.dim() == 1 and len(weight) > 1]
-        self.untrained = bool(vectors) and all(bool((weight == weight[0]).all()) for weight in vectors)
         self.config = model.config
 
     @property
@@ -98,8 +94,6 @@ class PretrainedEncoder(StartingEncoder):
         compare: whether to compare it with sentence-transformers (see `load_model`).
         options: its revision, how to load its weights, and a new adapter.
     """
-
-    untrained = False
 
     def __init__(
         self,
@@ -162,7 +156,6 @@ class EncoderFromScratch(StartingEncoder):
 
     name = None
     adapter = False
-    untrained = True
     rows: Split  # the training rows; they are loaded after the profile is known
 
     def __init__(self, size: str, profile: EncoderProfile, vocabulary_size: int, label: str):
