@@ -247,10 +247,12 @@ def check_options(args: TrainingArguments) -> None:
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives of a "
             "batch. Start with `accelerate launch`, or use one GPU with CUDA_VISIBLE_DEVICES=0"
         )
-    # These schedules would lower the learning rate while the encoder improves.
+    # With the other mode, these schedules would lower the learning rate while the encoder improves.
     name = SchedulerType(args.lr_scheduler_type).value
-    if name in FALLING and (args.lr_scheduler_kwargs or {}).get("mode") != "max":
+    larger = args.greater_is_better is not False
+    mode = "max" if larger else "min"
+    if name in FALLING and (args.lr_scheduler_kwargs or {}).get("mode", "min") != mode:
         raise UserError(
-            f"lr_scheduler_type={name}: {args.metric_for_best_model} is better when larger; set "
-            'lr_scheduler_kwargs={"mode": "max"}'
+            f"lr_scheduler_type={name}: {args.metric_for_best_model} has greater_is_better={larger}; set "
+            f'lr_scheduler_kwargs={{"mode": "{mode}"}}'
         )

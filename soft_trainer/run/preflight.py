@@ -28,7 +28,7 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.run.starting import StartingEncoder, starting_encoder
 from soft_trainer.source.extra import needed
-from soft_trainer.terminal import nearest
+from soft_trainer.terminal import nearest, print_on_main
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
@@ -103,6 +103,9 @@ def check_metric(args, dims: Iterable[int], eval_dataset, tried: Callable[[], Ma
     if name not in measured:
         hint = nearest(name, measured, f"use {names[0]!r} or another of {', '.join(measured)}")
         raise UserError(f"metric_for_best_model={metric!r}: this metric is not measured{hint}")
+    if name not in names and tried is not None:
+        better = "larger" if args.greater_is_better else "smaller"
+        print_on_main(f"metric_for_best_model={metric}: taken as better when {better} (greater_is_better)")
 
 
 def make_plan(of, batch_size: int | None = None) -> Plan:

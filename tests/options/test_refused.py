@@ -113,6 +113,8 @@ def test_every_declared_limit_is_checked():
 
 
 # Options of the command line that are refused before any row is read, with a part of the message.
+FALLING = {"eval_strategy": "epoch", "metric_for_best_model": "mean_rank", "greater_is_better": False}
+FALLING |= {"lr_scheduler_type": "reduce_lr_on_plateau"}
 MISTAKES = [
     # One row for each class that declares options, and for those of transformers.
     ({"max_train_rows": 0}, "max_train_rows=0: must be 1 or more"),
@@ -132,6 +134,10 @@ MISTAKES = [
     ({"from_scratch": "32x1", "dtype": "float32"}, "dtype and attn_implementation do not apply with from_scratch"),
     ({"save_strategy": "best"}, "save_strategy=best: needs an evaluation"),
     ({"eval_strategy": "epoch", "lr_scheduler_type": "reduce_lr_on_plateau"}, '{"mode": "max"}'),
+    (
+        FALLING | {"lr_scheduler_kwargs": '{"mode": "max"}'},
+        "mean_rank has greater_is_better=False; set lr_scheduler_kwargs",
+    ),
     ({"accelerator_config": '{"split_batches": true}'}, "accelerator_config.split_batches=True: has no effect"),
     # Errors of libraries.
     ({"accelerator_config": "nowhere.json"}, "nowhere.json"),

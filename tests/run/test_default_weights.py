@@ -123,14 +123,13 @@ def test_a_run_begun_with_infonce_is_continued_with_infonce(made):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", ["pairs", "a last batch of one", "negatives", "sources", "stream"])
+@pytest.mark.parametrize("given", ["pairs", "a last batch of one", "negatives", "stream"])
 def test_every_kind_of_rows_trains_with_the_default(made, dataset, given):
     options = {"report_to": "none", "disable_tqdm": True, "num_train_epochs": 1, "per_device_train_batch_size": 8}
     rows = {
         "pairs": dataset,
         "a last batch of one": dataset.select(range(17)),
         "negatives": dataset.add_column("negatives", ["def f(): pass"] * 24),
-        "sources": {"a": dataset.select(range(9)), "b": dataset.select(range(9, 24))},
         "stream": Dataset.from_list(dataset.to_list()).to_iterable_dataset(),
     }[given]
     trainer = made("base", args=options | {"dataloader_drop_last": False}, rows=rows)
