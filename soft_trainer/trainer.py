@@ -1,7 +1,7 @@
 """Defines `SoftInfoNCETrainer`, which trains an encoder on query-code pairs and evaluates it by ranking a corpus.
 
-The constructor reads the rows. Its base classes in `run/` resolve the settings into a plan (`settings.py`), keep the
-run's folder, checkpoints and results (`trainer.py`), and save (`saving.py`). `transformers.Trainer` runs the loop:
+The constructor reads the rows. Its base class in `run/trainer.py` resolves the settings into a plan, keeps the run's
+folder, checkpoints and results, and saves. `transformers.Trainer` runs the loop:
 
     get_train_dataloader     returns the batches, which data workers build with `TrainBatches`
     training_step            runs one step on a batch
@@ -269,7 +269,6 @@ class SoftInfoNCETrainer(RunTrainer):
         sets = self._splits(self.eval_dataset if eval_dataset is None else eval_dataset, codebase, metric_key_prefix)
         metrics = self.metrics_of(sets, metric_key_prefix)
         self.evaluations.append((self.state.global_step, self.is_in_train, metrics))
-        self._add_new_tokens()
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

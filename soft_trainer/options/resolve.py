@@ -26,6 +26,7 @@ REFUSED = {
     "include_for_metrics": "compute_metrics gets ranks, top functions and targets",
     "batch_eval_metrics": "compute_metrics gets the ranks of all queries at once",
     "eval_use_gather_object": "processes exchange embeddings and ranks",
+    "include_num_input_tokens_seen": "total_flos is 6 x parameters x tokens",
     "ddp_static_graph": "the number of forward passes changes from batch to batch",
 }
 REFUSED_OF_ACCELERATOR = {
@@ -216,7 +217,7 @@ def check_options(args: TrainingArguments) -> None:
     for options, owner, prefix in ((REFUSED, args, ""), (REFUSED_OF_ACCELERATOR, accelerator, "accelerator_config.")):
         for name, reason in options.items():
             value = getattr(owner, name, None)
-            if value:
+            if value and value != "no":
                 raise UserError(f"{prefix}{name}={value}: has no effect in this run; {reason}")
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")

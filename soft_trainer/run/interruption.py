@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
-from soft_trainer.run.folder import newest_complete
+from soft_trainer.run.folder import best_checkpoint, has_finite_weights, newest_complete
 from soft_trainer.terminal import print_on_main
 
 ROLLING_SECONDS = 600  # between two checkpoints of a run from the command line
@@ -85,6 +85,13 @@ def explaining_out_of_memory(args, chunk_size: int | None, queries: int, codes: 
         ) from error
 
 
+def _end_at_once(control) -> None:
+    """Leaves out the log, the evaluation and the checkpoint of a step or an epoch."""
+    control.should_log = False
+    control.should_evaluate = False
+    control.should_save = False
+
+
 class Stopping(TrainerCallback):
     """A callback that asks for a checkpoint in addition to `save_strategy`.
 
@@ -102,6 +109,7 @@ class Stopping(TrainerCallback):
         self.signal = 0
         self._received = 0  # by this process
         self._interrupted_at = 0.0
+        self._broken = False  # True if the last step made a weight NaN or infinite
         self._before: dict[int, object] = {}  # the previous handlers
         self._saved_at = time.monotonic()
 
@@ -122,8 +130,17 @@ class Stopping(TrainerCallback):
         """Starts the clock again after each checkpoint."""
         self._saved_at = time.monotonic()
 
-    def on_step_end(self, args, state, control, **kwargs):
-        """Asks for a checkpoint if a process has received a signal, which also stops training, or if it is time."""
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        """Asks for a checkpoint if a process has received a signal, which also stops training, or if it is time.
+
+        If the last step breaks the weights, training ends with those of the best checkpoint, if there is one.
+        """
+        best = best_checkpoint(args, state)
+        if best and state.global_step == state.max_steps and not has_finite_weights(model):
+            print_on_main(f"step {state.global_step} made a weight NaN or infinite, so the result is {best}")
+            self._broken = True
+            _end_at_once(control)
+            return
         if args.world_size > 1 and state.global_step % self.PERIOD:
             return
         asked = distributed.largest(self._received or int(self._late(args)))
@@ -135,11 +152,9 @@ class Stopping(TrainerCallback):
             args.save_total_limit = None  # with a limit of 1, `Trainer` would now keep only the best checkpoint
 
     def on_epoch_end(self, args, state, control, **kwargs):
-        """After a stop within an epoch, prevents what a run that was not interrupted would not do there."""
-        if self.signal and not state.epoch.is_integer():
-            control.should_log = False
-            control.should_evaluate = False
-            control.should_save = False
+        """Prevents what a run that was not interrupted would not do after a stop within an epoch."""
+        if self._broken or (self.signal and not state.epoch.is_integer()):
+            _end_at_once(control)
 
     def _late(self, args) -> bool:
         """Returns True if a run from the command line has not saved a checkpoint for ROLLING_SECONDS."""

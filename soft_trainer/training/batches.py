@@ -81,18 +81,6 @@ class Batch(dict):
         """
         return queries * len(self.sizes) / sum(self.sizes)
 
-    def count_tokens(self, padding: bool) -> int:
-        """Counts the tokens in the queries and functions on this process, with or without padding."""
-        total = 0
-        for inputs in self.passes:
-            mask = inputs.get("attention_mask")
-            if padding or mask is None:  # packed inputs have no padding
-                total += inputs["input_ids"].numel()
-                continue
-            # With data flow, the mask has a row for every token. The first row marks the tokens that are not padding.
-            total += int((mask if mask.dim() == 2 else mask[:, 0]).sum())
-        return total
-
 
 @dataclass(frozen=True)
 class Share:

@@ -34,7 +34,7 @@ WORKS = """
     dataloader_multiprocessing_context dataloader_num_workers dataloader_prefetch_factor ddp_broadcast_buffers
     ddp_find_unused_parameters do_eval do_predict do_train eval_on_start eval_steps eval_strategy
     gradient_accumulation_steps gradient_checkpointing greater_is_better hub_always_push hub_model_id hub_private_repo
-    hub_revision hub_strategy hub_token include_num_input_tokens_seen learning_rate load_best_model_at_end
+    hub_revision hub_strategy hub_token learning_rate load_best_model_at_end
     logging_first_step logging_steps logging_strategy lr_scheduler_kwargs lr_scheduler_type max_steps
     metric_for_best_model neftune_noise_alpha num_train_epochs optim output_dir per_device_eval_batch_size
     per_device_train_batch_size push_to_hub remove_unused_columns resume_from_checkpoint save_only_model save_steps

@@ -177,16 +177,6 @@ def test_weights_are_logged_whenever_a_loss_is(train, options):
     assert logged and all("weight_min" in entry for entry in logged)
 
 
-@pytest.mark.parametrize("kind", ["all", "non_padding"])
-def test_tokens_are_counted(trainer_of, kind):
-    options = {"include_num_input_tokens_seen": kind, "per_device_train_batch_size": 24, "max_steps": 1}
-    trainer = trainer_of(packing="false", **options)  # packed passes have no padding
-    trainer.train()
-    lengths = sum(int(trainer._tokens(trainer.train_dataset, side).lengths.sum()) for side in ("query", "code"))
-    counted = trainer.state.num_input_tokens_seen
-    assert counted == lengths if kind == "non_padding" else counted > lengths
-
-
 # ---- Model and options ----
 
 
