@@ -39,7 +39,9 @@ from soft_trainer.files import (
     PROFILE_FILE,
     TRAINING_PICTURE,
     UNMERGED,
+    keep_edited_card,
     read_json,
+    signed,
     write_text,
 )
 from soft_trainer.hub_files import base_of, published_name, repository_file
@@ -52,9 +54,11 @@ _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 
 def write_model_card(folder: str | Path, record: Mapping) -> Path:
-    """Writes the model card, `README.md`, to an encoder's folder, and returns its path."""
+    """Writes the model card, `README.md`, to an encoder's folder, and returns its path. See `keep_edited_card`."""
     path = Path(folder) / CARD
-    write_text(path, str(model_card(folder, record)))
+    card = signed(str(model_card(folder, record)))
+    keep_edited_card(folder)
+    write_text(path, card)
     return path
 
 

@@ -27,19 +27,17 @@ from transformers.trainer import TRAINER_STATE_NAME
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
-    CARD,
     CHECKPOINTS,
     DEPENDS_ON,
-    PREVIOUS_CARD,
     RECORD,
     RECORD_FORMAT,
     RESULT_FILES,
     TRAINING_FILES,
     UNMERGED,
     WEIGHT_FILES,
-    WRITTEN,
     check_free,
     files_matching,
+    keep_edited_card,
     read_json,
     reporting_disk_errors,
     write_json,
@@ -253,13 +251,9 @@ class OutputFolder(TrainerCallback):
         trainer.save_state()
 
     def clear(self) -> None:
-        """Removes an earlier run's files that this run will replace.
-
-        A model card without the line `WRITTEN` is a user's, and is only renamed.
-        """
-        card = self.path / CARD
-        if self.trains and card.is_file() and WRITTEN not in card.read_text(encoding="utf-8"):
-            card.replace(self.path / PREVIOUS_CARD)
+        """Removes an earlier run's files that this run will replace. A card that a person has edited is renamed."""
+        if self.trains:
+            keep_edited_card(self.path)
         self._begin_record()  # first, so that the record never describes files of another run
         for name in files_matching(self.path, TRAINING_FILES if self.trains else RESULT_FILES):
             if name != RECORD:

@@ -15,6 +15,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
+from soft_trainer.files import is_edited
 from soft_trainer.hub.push import Repository
 
 pytestmark = pytest.mark.slow
@@ -87,6 +88,7 @@ def test_a_run_in_python_pushes_the_card_of_the_run(here, trainer_of, model, mon
         "with the loss `soft_info_nce`", 'SentenceTransformer("ann/tiny")', "transformers 5",
     ):  # fmt: skip
         assert words in " ".join(card.text.split()), words
+    assert not is_edited(Path(trainer.args.output_dir, "README.md").read_text())  # a push is no edit
 
 
 @pytest.mark.parametrize("private", [True, False])

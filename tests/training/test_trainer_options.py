@@ -344,8 +344,9 @@ def test_an_optimizer_of_ones_own(train):
 
 
 @pytest.mark.slow
-def test_training_resumes_from_no_weights_alone(trainer_of):
+def test_training_resumes_from_no_weights_alone(trainer_of, capsys):
     trainer_of(save_strategy="steps", save_steps=2, save_only_model=True).train()
+    assert "checkpoint-2: saved without the optimizer (save_only_model)" in capsys.readouterr().err
     trainer = trainer_of(save_strategy="steps", save_steps=2)
     with pytest.raises(UserError, match="not a complete checkpoint with the optimizer's state"):
         trainer.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-2")
