@@ -4,6 +4,7 @@ The constructor reads the rows. Its base class in `run/trainer.py` resolves the 
 folder, checkpoints and results, and saves. `transformers.Trainer` runs the loop:
 
     get_train_dataloader     returns the batches, which data workers build with `TrainBatches`
+    get_batch_samples        weighs the batches that one optimizer step accumulates by their rows
     training_step            runs one step on a batch
         weighed              moves the batch to the device, and makes its weights there
         compute_loss         embeds the texts (packed in one pass, or padded), gathers the functions,
@@ -166,6 +167,14 @@ class SoftInfoNCETrainer(RunTrainer):
         sends_float32 = self.args.device.type != "cpu"
         return TargetMaker(self.criterion, self.estimator, relevant, keeps, rows.without_query, sends_float32)
 
+    def get_batch_samples(self, epoch_iterator, num_batches: int, device) -> tuple[list[Batch], None]:
+        """Returns the batches of one optimizer step, each with its share of the step's rows."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        rows = sum(sum(batch.sizes) for batch in batches)
+        for batch in batches:
+            batch["share"] = sum(batch.sizes) * len(batches) / rows
+        return batches, None
+
     # ---- The step ----
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
@@ -179,7 +188,7 @@ class SoftInfoNCETrainer(RunTrainer):
             return self._cached_step(model, inputs)
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
-        """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""
+        """Returns the loss of this process's queries, scaled by `Batch.loss_scale` so that all rows weigh the same."""
         batch = self.weighed(batch)
         queries, codes = self.embeddings(model, batch)
         gathered = codes
@@ -223,7 +232,7 @@ class SoftInfoNCETrainer(RunTrainer):
         if targets.weights is not None and not block.start:  # the first block is enough for the log
             self.estimator_callback.observe(targets, scores[0], self.criterion.floor)
         loss = sum(self.criterion(each, targets) for each in scores)
-        # DDP averages gradients over processes. With this factor, the average is the gradient of the global batch.
+        # DDP averages over processes, and `Trainer` over accumulated batches. With this factor, rows weigh the same.
         return loss * batch.loss_scale(len(targets))
 
     def _cached_step(self, model, inputs: Batch) -> Tensor:

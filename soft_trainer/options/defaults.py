@@ -27,12 +27,12 @@ from soft_trainer.terminal import print_on_main
 
 LORA_RATE = 1e-4
 SCHEDULE = ("learning_rate", "num_train_epochs", "warmup_steps", "per_device_train_batch_size", "dataloader_drop_last")
-# The defaults for each kind of encoder. Static encoders may have fewer rows than a batch, so they keep the last one.
+# The defaults for each kind of encoder.
 SCHEDULES = {
     "search": (6e-5, 1, 0.1, 32, True),  # recipes/hard_batches.yaml
-    "distilled": (3e-3, 10, 0, 512, False),  # recipes/distilled.yaml
-    "base": (1e-3, 5, 0, 128, False),  # chosen on valid in benchmarks/base_study.md
-    "static": (3e-3, 10, 0, 128, False),  # benchmarks/static_study.md
+    "distilled": (3e-3, 10, 0, 512, True),  # recipes/distilled.yaml
+    "base": (1e-3, 5, 0, 128, True),  # chosen on valid in benchmarks/base_study.md
+    "static": (3e-3, 10, 0, 128, True),  # benchmarks/static_study.md
     "scratch": (1e-3, 10, 0, 32, True),
     "pretrained": (2e-5, 10, 0, 32, True),
 }

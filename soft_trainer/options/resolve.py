@@ -197,7 +197,7 @@ def check_codes(loss: Criterion, codes: int) -> None:
     if codes < least:
         raise UserError(
             f"each query is compared with N={codes} functions, too few for {settings}: the smallest N that works is "
-            f"{least}; raise per_device_train_batch_size"
+            f"{least}; raise per_device_train_batch_size, or add rows"
         )
 
 

@@ -39,10 +39,10 @@ BASE_COMPARED = "_base_compared"  # this attribute of a model with an adapter sa
 
 
 def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
-    """Checks that the rows fill a batch, that the estimator can read them, and that hard negatives exist if needed.
+    """Checks that batches are large enough, that the estimator can read the rows, and that there are hard negatives.
 
     Raises:
-        UserError: a check fails. The message says what is missing, or suggests a batch size that works.
+        UserError: a check fails. The message says what is missing.
     """
     strategy = plan.train_sampling_strategy
     if strategy == "similar" and not isinstance(estimator, NeighbourEstimator):
@@ -53,8 +53,9 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     languages = ()
     if strategy == "one_language":
         languages = languages_of(split.to_pairs())
-    make_sampler(len(split.judgments), plan, args, languages=languages)  # raises UserError if there are too few rows
-    check_codes(plan.criterion, plan.global_batch_size)
+    pairs = len(split.judgments)
+    make_sampler(pairs, plan, args, languages=languages)  # raises UserError if the rows lack a column
+    check_codes(plan.criterion, min(plan.global_batch_size, pairs if plan.gathers else pairs // plan.processes))
     if isinstance(estimator, Estimator):
         estimator.check(split)
     number, negatives = negatives_to_draw(plan.options, split.judgments)

@@ -145,6 +145,7 @@ def _chosen_estimator(
         pairs = args.per_device_train_batch_size
         if getattr(args, "gather_negatives", None) is not False:
             pairs *= args.world_size
+        pairs = min(pairs, len(split.judgments))
         least = smallest_batch(BM25Estimator.alpha, BM25Estimator.beta)
         reason = None
         if own_loss:

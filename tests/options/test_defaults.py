@@ -423,13 +423,12 @@ def encoders(encoder_dir, static, teacher, tmp_path):
 @pytest.mark.parametrize("kind", [kind for kind in SCHEDULES if kind != "scratch"])
 def test_python_recognises_the_kind_of_an_encoder(encoders, kind, dataset, tmp_path):
     args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True)
-    args.dataloader_drop_last = False
     args = SoftInfoNCETrainer(str(encoders[kind]), args, train_dataset=dataset, callbacks=[]).args
     assert tuple(getattr(args, name) for name in SCHEDULE[:4]) == SCHEDULES[kind][:4]
 
 
 def test_a_model_in_memory_may_have_loaded_weights(model, tokenizer, profile, dataset, tmp_path, capsys):
-    args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, dataloader_drop_last=False)
+    args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True)
     rows = {"train_dataset": dataset, "processing_class": tokenizer, "encoder": profile}
     assert SoftInfoNCETrainer(model, args, **rows).args.learning_rate == 2e-5
     assert "Defaults for" not in capsys.readouterr().err
