@@ -68,7 +68,7 @@ def check(
 ) -> None:
     """Checks what the package's options refer to, before torch is imported."""
     if model_args.model_name_or_path is None:
-        raise UserError("give the encoder first: soft-trainer evaluate MODEL")
+        raise UserError("give the encoder: soft-trainer evaluate MODEL")
     name_rows(data_args)
     check_sources(data_args)
 
