@@ -103,7 +103,7 @@ class Stopping(TrainerCallback):
         signal: the signal that stops training, or 0 as long as no process has received one.
     """
 
-    PERIOD = 10  # several processes tell each other about a signal or the time only every ten steps
+    PERIOD = 10  # several processes tell each other about a signal or the time every ten steps, and at the last one
 
     def __init__(self):
         self.signal = 0
@@ -141,7 +141,7 @@ class Stopping(TrainerCallback):
             self._broken = True
             _end_at_once(control)
             return
-        if args.world_size > 1 and state.global_step % self.PERIOD:
+        if args.world_size > 1 and state.global_step % self.PERIOD and state.global_step < state.max_steps:
             return
         asked = distributed.largest(self._received or int(self._late(args)))
         if asked:
