@@ -642,6 +642,8 @@ class RunTrainer(Trainer):
         finally:
             self.args.hub_strategy = strategy
         distributed.barrier()
+        if not folder.is_dir():  # `Trainer` keeps the highest steps, which may be an earlier run's
+            return
         if self.args.should_save:
             self._write_arguments(folder)
             mark_complete(folder, self.run_fingerprint, self.args.save_only_model, losses)
