@@ -135,13 +135,13 @@ class Stopping(TrainerCallback):
 
         If the last step breaks the weights, training ends with those of the best checkpoint, if there is one.
         """
-        best = best_checkpoint(args, state)
-        if best and state.global_step == state.max_steps and not has_finite_weights(model):
+        last = state.global_step == state.max_steps
+        if last and (best := best_checkpoint(args, state)) and not has_finite_weights(model):
             print_on_main(f"step {state.global_step} made a weight NaN or infinite, so the result is {best}")
             self._broken = True
             _end_at_once(control)
             return
-        if args.world_size > 1 and state.global_step % self.PERIOD and state.global_step < state.max_steps:
+        if args.world_size > 1 and state.global_step % self.PERIOD and not last:
             return
         asked = distributed.largest(self._received or int(self._late(args)))
         if asked:
