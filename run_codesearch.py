@@ -33,15 +33,14 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     """Loads the rows, trains an encoder on them, measures it before and after, and pushes it."""
     # Imported here, so that --help need not wait for them.
     from soft_trainer import SoftInfoNCETrainer, distributed
-    from soft_trainer.hub.background import check_pushes
-    from soft_trainer.hub.dataset import push_data
+    from soft_trainer.hub.background import check_push
     from soft_trainer.options.resolve import check_options
     from soft_trainer.shell.opening import open_run, search_command
 
     args.report = True
     with one_line_errors():
         check_options(args)
-        check_pushes(data_args, args)
+        check_push(args)
         distributed.use_the_cores()
         encoder, rows = open_run(model_args, data_args, args)
         trainer = SoftInfoNCETrainer(
@@ -52,7 +51,6 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
             details=rows,
         )
     with one_line_errors(until=lambda: trainer.state.global_step > 0), trainer.opened():
-        push_data(rows.splits, data_args, trainer.args)
         if args.do_train:
             trainer.train()
             command = search_command(data_args, trainer.args.output_dir)

@@ -33,7 +33,7 @@ from soft_trainer.terminal import table
 STEP = {"machine": 90, "step": 90, "loops": 100, "packed": 60, "waits": 60, "memory": 60}
 STEP_OF_MODEL = {"step_of_model": 60}  # only with --model
 WITH_PROCESSES = ("precisions", "processes")
-MORE = {"precisions": 150, "cache": 60, "encode": 60, "resume": 60, "processes": 90, "estimators": 90}
+MORE = {"precisions": 150, "cache": 60, "resume": 60, "processes": 90, "estimators": 90}
 GROUPS = ((STEP | STEP_OF_MODEL, 300), (MORE, 240))
 LOG_LINES = 15  # of a part that failed
 

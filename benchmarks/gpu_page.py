@@ -1,4 +1,4 @@
-"""Writes the figures of `gpu.md`, from the JSON files of `gpu.py` and `gpu_study.py`: `python benchmarks/gpu_page.py`.
+"""Writes the figures of `gpu.md`, from the JSON file of `gpu.py`: `python benchmarks/gpu_page.py`.
 
 The text between the two comments in `gpu.md` is replaced. README quotes `headline`.
 """
@@ -13,7 +13,6 @@ from soft_trainer.terminal import table
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "gpu.md"
-STUDY = FOLDER / "gpu_study_h100.jsonl"
 BEGIN, END = "<!-- figures -->\n", "<!-- end of the figures -->\n"
 PEER = "sentence-transformers"
 WITHOUT_CUDNN = f"{PEER} without cuDNN"
@@ -61,8 +60,6 @@ def headline(parts: dict[str, dict]) -> dict[str, float]:
 
 def page() -> str:
     """Returns the text between the two comments."""
-    from gpu_study import finished, tuning_tables  # slow to import
-
     parts = measured()
     machine = parts["machine"]["tables"][0]["rows"]
     packed = rows_of(parts["packed"])
@@ -70,11 +67,8 @@ def page() -> str:
     waits = {row["way"]: row["waits"] for row in rows_of(parts["waits"]) if row["way"]}
     without = [way for way, number in waits.items() if number == 0]
     resumed = max(row["largest difference of a weight"] or 0 for row in rows_of(parts["resume"]))
-    lines = finished(STUDY)
-    study = [f"{title}:\n\n{table(headers, rows, '.4f')}\n" for title, headers, rows in tuning_tables(lines)]
     columns = ["batch", "way", "precision", "ms a step", "ours is faster", "peak memory, GiB"]
     loops = ["way", "workers", "examples/s", "s before the first step", "GiB"]
-    tested = [[line["arm"], line["rate"], line["mrr"]] for line in lines if line["mode"] == "run"]
     return f"""\
 {machine[0][1]}. {machine[8][1]}.
 
@@ -102,11 +96,6 @@ Gradient caching:
 {table(["batch", "passes", "s a step", "peak, GiB"], parts["cache"]["tables"][0]["rows"], ".2f")}
 
 After a run with `full_determinism` is interrupted and resumed, the largest difference of a weight is {resumed:g}.
-
-{"".join(study)}
-MRR on test, one seed:
-
-{table(["way", "rate", "MRR"], tested, ".4g")}
 """
 
 

@@ -29,10 +29,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from encode import HEADERS as ENCODE_HEADERS, measure as measure_encoding
 from gpu_environment import one_gpu
 from measuring import draw, finish, machine, matrix_rate, ratios, set_up, spread
-from sentence_transformers_loss import without_dropout
 from starting_point import StartingPoint, begin, label
 from step import (
     Way,
@@ -45,7 +43,7 @@ from step import (
     sentence_transformers_without_cudnn,
     their_trainer,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface, Trainer, TrainerCallback
 
 from soft_trainer import BM25Estimator
@@ -81,7 +79,6 @@ class Scale:
     workers: int = 4
     large: int = 4096  # of gradient caching
     chunk: int = 256
-    texts: int = 2000  # that are encoded
     epoch: int = 134  # steps of the three precisions
     dropout_texts: int = 200
     roof: int | None = None  # rows of the matrices in `matrix_rate`, if not its default
@@ -709,15 +706,11 @@ def gradients_of(way: Way, rows: np.ndarray) -> tuple[Tensor, float]:
     return taken(trainer.model), float(loss)
 
 
-def encode(setting: Setting) -> Result:
-    """Encoding, from texts and in evaluation, against sentence-transformers."""
-    result = Result()
-    start = setting.start(max_rows=setting.scale.texts)
-    lines = []
-    for side in SIDES:
-        lines += measure_encoding(start, side, 3, HALF)
-    result.table(f"Encoding {len(start.rows):,} texts: {label(setting.encoder())}, {HALF}", ENCODE_HEADERS, lines)
-    return result
+def without_dropout(model: nn.Module) -> None:
+    """Sets every dropout to 0, so that two runs compute the same."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
 
 
 def resume(setting: Setting) -> Result:
@@ -876,7 +869,6 @@ PARTS: dict[str, Callable[[Setting], Mapping]] = {
     "memory": memory,
     "precisions": precisions,
     "cache": cache,
-    "encode": encode,
     "resume": resume,
     "processes": processes,
     "estimators": estimators,

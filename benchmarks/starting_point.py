@@ -83,11 +83,7 @@ def label(arguments: argparse.Namespace) -> str:
 def begin(arguments: argparse.Namespace, folder: str | Path, max_rows: int | None = None) -> StartingPoint:
     """Reads the first `max_rows` rows (default: all), and writes the encoder to `folder` unless it has one."""
     rows = load_folder(arguments.data_dir, ("train",))["train"]
-    return begin_with(rows.select(range(min(max_rows or len(rows), len(rows)))), arguments, folder)
-
-
-def begin_with(rows: Dataset, arguments: argparse.Namespace, folder: str | Path) -> StartingPoint:
-    """Does the same with these rows."""
+    rows = rows.select(range(min(max_rows or len(rows), len(rows))))
     cosine = EncoderProfile(score_function="cosine", score_scale=20.0)
     query_length, code_length = numbers(arguments.lengths)
     profile = resolve_profile(arguments.model) if arguments.model else cosine

@@ -76,7 +76,6 @@ api
 ../benchmarks/merge_study
 ../benchmarks/scores_study
 ../benchmarks/search_study
-../benchmarks/source_mix
 ../benchmarks/static_study
 ../benchmarks/vocabulary_study
 ../benchmarks/teacher_study

@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import platform
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,14 +43,14 @@ TOKENIZER_FILES = """
     tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja
     vocab.json vocab.txt merges.txt spiece.model tokenizer.model sentencepiece.bpe.model
 """.split()
-# The rows of a run, in its folder PUSHED_ROWS. A repository on the Hub has the rows of one run.
+# The rows that are mined from a tree.
 ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
-PUSHED_ROWS = "pushed_rows"
 UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
 CARD = "README.md"
 PREVIOUS_CARD = f"{CARD}.previous"  # a card that the user had edited before another run replaced it
 WRITTEN = "<!-- Written by soft_trainer."  # the start of the last line of a card, which the templates have
 RANKS = "ranks-*.parquet"
+_RESERVED = re.compile(r'[%/\\:*?"<>|\x00-\x1f]')  # characters that some file system refuses in a file's name
 CHECKPOINTS = "checkpoint-*"
 SETTINGS_FILE = "config_sentence_transformers.json"
 SENTENCE_TRANSFORMERS_FILES = (
@@ -95,6 +96,25 @@ def write_text(path: str | Path, text: str) -> None:
         aside.write_text(text, encoding="utf-8")
 
 
+def ranks_file(name: str, system: str) -> str:
+    """Returns the name of the file with the ranks of a set of queries: `ranks-test-trained.parquet`.
+
+    Set names are the user's. What a file's name cannot contain is percent-encoded, so that different sets have
+    different files: the set `org/name` has `ranks-org%2Fname-trained.parquet`.
+    """
+    name = _RESERVED.sub(lambda found: f"%{ord(found[0]):02X}", name)
+    return f"ranks-{name}-{system}.parquet"
+
+
+def use_umask(folder: str | Path) -> None:
+    """Gives the files in a folder the modes of new files. safetensors makes files that only their owner can read."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
+
+
 def check_writable(folder: str | Path, named: str) -> None:
     """Raises UserError if a folder cannot be created or written to.
 
@@ -138,6 +158,16 @@ def files_matching(folder: str | Path, patterns: Iterable[str]) -> list[str]:
             if path.is_file():
                 found.add(path.relative_to(folder).as_posix())
     return sorted(found)
+
+
+def unfinished(folder: str | Path) -> str | None:
+    """Says what to do with the folder of a run that has not ended. Returns None for any other folder."""
+    folder = Path(folder)
+    if not (folder / RECORD).is_file() or "results" in read_json(folder / RECORD):
+        return None
+    checkpoints = sorted(folder.glob(CHECKPOINTS), key=lambda path: path.stat().st_mtime)
+    named = f", or name a checkpoint, such as {checkpoints[-1]}" if checkpoints else ""
+    return f"this run was interrupted; rerun its command to finish it{named}"
 
 
 def check_free(folder: str | Path, patterns: Iterable[str]) -> None:

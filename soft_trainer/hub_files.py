@@ -25,7 +25,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import ADAPTER_CONFIG, read_json
+from soft_trainer.files import ADAPTER_CONFIG, read_json, unfinished
 from soft_trainer.packaged import BASE, EXPANDED, located
 from soft_trainer.terminal import nearest
 
@@ -239,8 +239,11 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
             "neither a folder here nor a repository on the Hub that you may read; check the name, and set HF_TOKEN "
             "for a private or gated repository"
         )
+    unreadable = [path for path in folder.glob("*") if path.is_file() and not os.access(path, os.R_OK)]
+    if unreadable:
+        return f"{unreadable[0].name} cannot be read by this user; its owner can allow it with chmod"
     if folder.is_dir() and not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
-        return "no config.json in it, so it is not a model's folder; check the name"
+        return unfinished(folder) or "no config.json in it, so it is not a model's folder; check the name"
     if isinstance(error, KeyError):
         return f"the installed transformers or peft does not support {error}, which the model's files contain"
     if isinstance(error, TypeError | AttributeError):

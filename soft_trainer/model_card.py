@@ -177,7 +177,7 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
 
 
 def chosen_rows(record: Mapping) -> bool:
-    """Returns True if an option such as `filters` dropped rows, so the results do not cover the whole data set."""
+    """Returns True if an option such as `split_urls` dropped rows, so the results do not cover the whole data set."""
     options = record.get("options") or {}
     if options.get("dataset_name") != record["dataset"]:
         return False  # the rows are the user's, and they are pushed as they were used

@@ -15,7 +15,7 @@ from pathlib import Path
 from huggingface_hub.constants import HF_HOME
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json
+from soft_trainer.files import read_json, use_umask
 from soft_trainer.fingerprints import folder_fingerprint
 
 BASE = "base"
@@ -57,6 +57,7 @@ def _expanded() -> Path:
             tensors = load_file(aside / WEIGHTS)
             vectors = tensors[INT8] * tensors[SCALES][:, None]
             save_file({VECTORS: vectors}, aside / WEIGHTS, {"format": "pt"})
+            use_umask(aside)
             try:
                 aside.rename(folder)
             except OSError:

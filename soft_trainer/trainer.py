@@ -61,9 +61,8 @@ class SoftInfoNCETrainer(RunTrainer):
             callbacks, the former select the command line's default estimator, and the latter BM25. A subclass with its
             own `compute_loss` or `block_loss`, and batches of fewer than five pairs, train with InfoNCE by default.
         train_dataset: pairs of a query and a function with the columns that `load_rows` recognises, as a `Dataset`, a
-            data frame or a list of dicts, or a `Split` of queries, corpus and judgments. A dict holds several sources;
-            each batch comes from one source. The trainer stores the pairs as `train_dataset` and the `Split` as
-            `train_split`.
+            data frame or a list of dicts, or a `Split` of queries, corpus and judgments. The trainer stores the pairs
+            as `train_dataset` and the `Split` as `train_split`.
         eval_dataset: pairs as in `train_dataset`, rows with a query and the `url` of its function, a `Split`, or a
             dict of any of these. The trainer converts them to splits.
         codebase: the corpus to rank for the queries, as rows with a `url` and a function, or as a dict with the keys
@@ -106,7 +105,7 @@ class SoftInfoNCETrainer(RunTrainer):
     ):
         starting = preflight.first_encoder(model, processing_class, encoder, kwargs)
         columns = ColumnNames(query_column, code_column, id_column, negatives_column)
-        split = training_split(train_dataset, "train_dataset", columns, starting.profile)
+        split = training_split(train_dataset, "train_dataset", columns, preflight.rows_of_steps(args))
         sets = evaluation_splits(eval_dataset, codebase, "eval_dataset", columns)
         details = details or RunDetails()
         own_loss = None
@@ -317,7 +316,8 @@ class SoftInfoNCETrainer(RunTrainer):
         if self.compute_metrics is not None:
             predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))
             found = self.compute_metrics(EvalPrediction(predictions, best_answers(split.judgments)))
-            metrics |= denumpify_detensorize(found)
+            for name, value in denumpify_detensorize(found).items():
+                metrics[name] = value.item() if getattr(value, "ndim", None) == 0 else value
         metrics |= speed_metrics("", start, num_samples=len(split.queries))
         prefix = f"{metric_key_prefix}_"  # the user's metrics may have it; speed metrics start with "_"
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}

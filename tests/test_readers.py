@@ -20,7 +20,7 @@ from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.neighbours import Excluded
 from soft_trainer.fingerprints import rows_fingerprint
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.shell import filtering, rows as shell_rows
+from soft_trainer.shell import rows as shell_rows
 
 CODE = [
     (
@@ -101,11 +101,6 @@ def data_flow(world):
     return [{name: values.tolist() for name, values in row.items()} for row in rows]
 
 
-def filtered(world):
-    rules = ["comments", "short_functions", "images"][: 3 - world.options]
-    return filtering.filter_rows(world.dataset(), rules)[0]
-
-
 def flattened(world):
     return array_cache.flat(world.dataset().select([2, 0, 1]))
 
@@ -150,7 +145,6 @@ READERS = {
     split: (),
     ids: ("tokenizer", "options"),
     data_flow: ("tokenizer", "options"),
-    filtered: ("options",),
     trained_tokenizer: ("options",),
     nearest: ("options",),
     tree: ("options",),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from soft_trainer import load_rows
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.parse import parse
@@ -54,7 +55,7 @@ def test_the_paper_names_its_settings_so_that_no_later_default_changes_them(path
     # Studies set the options of the methods. The other options are for batches and embeddings outside the paper.
     by_method = {"loss", "alpha", "beta", "temperature", "cancel_k", "cancel_ratio"}
     absent = {"margin", "gather_negatives", "matryoshka_dims", "group_size", "distill_temperature", "teacher"}
-    without_effect = {"gradient_cache_chunk_size", "source_sampling"}
+    without_effect = {"gradient_cache_chunk_size"}
     options = {field.name for field in dataclasses.fields(SoftInfoNCEOptions) if not field.name.startswith("negative")}
     recipe = read_recipe(path)
     assert options - by_method - absent - without_effect <= recipe.keys()
@@ -92,3 +93,22 @@ def test_a_recipe_trains(path, script, data_dir, tmp_path, model, tokenizer, pro
     assert code == 0
     assert (tmp_path / "out" / "model.safetensors").exists()
     assert any(re.match(r"\| test +\| encoder after training", line) for line in lines)
+
+
+def test_the_paper_rows_are_filtered_as_graphcodebert_filters_them(write_folder, rows, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "recipes" / "paper")
+    import graphcodebert_rows
+
+    link = {"docstring": "see http://a.b", "docstring_tokens": ["see", "http://a.b", "now"]}
+    broken = {"code": "def broken(:\n    return"}
+    code = "def f(x):\n    y = x  # a comment\n    return y"
+    train = [rows[0], rows[1] | link, rows[2] | broken, rows[3] | {"code": code}]
+    tested = [rows[5] | link, rows[6]]
+    folder = write_folder(train=train, valid=[rows[4]], test=tested, codebase=[rows[4], *tested])
+    monkeypatch.setattr("sys.argv", ["", str(folder), str(tmp_path / "out"), "--languages", "python"])
+    graphcodebert_rows.main()
+    written = load_rows(tmp_path / "out" / "python")
+    assert written["train"].queries["url"][:] == [rows[0]["url"], rows[3]["url"]]
+    assert "comment" not in written["train"].corpus["code"][1] and written["train"].corpus["code_tokens"][1][-1] == "y"
+    assert written["test"].queries["url"][:] == [rows[6]["url"]]
+    assert {*written["test"].corpus["url"]} == {row["url"] for row in rows[4:7]}  # the corpus is not filtered

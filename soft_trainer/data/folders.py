@@ -64,6 +64,11 @@ class Files(NamedTuple):
         return "dataset_dict.json" in self.paths or "dataset_info.json" in self.paths
 
 
+def is_hub_name(source: str) -> bool:
+    """Returns True for a name on the Hub, USER/NAME. `rows/train.csv` is a file."""
+    return bool(HUB_NAME.fullmatch(source)) and format_of(Path(source).name) is None
+
+
 def list_files(source: str | Path) -> Files:
     """Lists the files of a folder and of its subfolder `qrels`. The list of a single file is empty."""
     source = Path(source)

@@ -22,12 +22,12 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     """Checks that programming languages are supported, and that no name is empty or repeated.
 
     Args:
-        reader: the part of a run that reads the language, such as "mining" or "filters". If None, any name is allowed.
+        reader: the part of a run that reads the language, such as "mining" or "data flow". If None, any name is
+            allowed.
 
     Raises:
         UserError: `reader` does not support a language, or a name is empty or repeated.
     """
-    # Others are data flow, and filters that remove comments.
     known = {"mining": SOURCE_LANGUAGES, "CodeSearchNet": CODESEARCHNET_LANGUAGES}.get(reader, DATA_FLOW_RULES)
     for name in languages:
         if not name or languages.count(name) > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,11 +9,11 @@ from pathlib import Path
 import datasets
 import pandas as pd
 import pyarrow as pa
-from datasets import Dataset, Features, IterableDataset, Value
+from datasets import Dataset, IterableDataset
 
 from soft_trainer.data.columns import ANY_COLUMNS, ColumnNames
 from soft_trainer.data.folders import SPLIT_NAMES, check_names, list_files
-from soft_trainer.data.holdout import HELD_OUT_SHARE, Division, without_held_out
+from soft_trainer.data.holdout import HELD_OUT_SHARE, Division, warn_of_overlap
 from soft_trainer.data.layouts import JUDGED, LAYOUTS, TABLES
 from soft_trainer.data.layouts.codesearchnet import load_hub
 from soft_trainer.data.make_splits import Context, make_splits, splits_of_tables
@@ -28,15 +27,12 @@ from soft_trainer.data.plain_columns import (
 )
 from soft_trainer.data.row_checks import check_split
 from soft_trainer.data.split import Split
-from soft_trainer.data.tokens import encoder_texts
-from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import file_fingerprint
-from soft_trainer.terminal import nearest, print_on_main
+from soft_trainer.terminal import print_on_main
 
 TRANSFORMED_AT_ONCE = 1000  # rows
 EVERYTHING = Context()
-Sources = Mapping[str, Mapping[str, Split]]  # the splits of each source
 
 
 def load_rows(
@@ -64,7 +60,7 @@ def load_rows(
     Args:
         source: a file or a folder of JSON Lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
             layout of BEIR, or with a codebase and judged queries, a name on the Hub, a data frame, a list of dicts, or
-            a `Dataset`. A dict maps either splits to rows, or names to several such sources.
+            a `Dataset`, or a dict from the names of splits to such rows.
         query_column, code_column: the names of these columns, if they are not detected.
         id_column: the column with the function's id. The default is described above.
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has no corpus.
@@ -77,8 +73,7 @@ def load_rows(
         seed: another seed gives another division.
 
     Returns:
-        The splits keyed by name. With several sources, `train` contains the training rows of all sources, and the
-        other splits are called `valid-NAME` and `test-NAME`.
+        The splits keyed by name.
 
     Raises:
         UserError: the rows cannot be read, a column is missing or is not text, or a row has no text. The message
@@ -95,17 +90,10 @@ def load_rows(
         languages=() if language is None else (language,),
         revision=revision,
     )
-    if not isinstance(source, Mapping) or source.keys() <= SPLIT_NAMES.keys():
-        return read_source(source, context)
-    if both := source.keys() & SPLIT_NAMES.keys():
-        unknown = min(map(str, source.keys() - both))
-        raise UserError(
-            f"pass a dict of either splits or sources: {min(both)!r} is the name of a split, but {unknown!r} is "
-            f"not{nearest(unknown, SPLIT_NAMES)}"
-        )
-    context = context._replace(names=names._replace(shared=True))
-    parts = {name: read_source(part, context) for name, part in source.items()}
-    return join_sources(parts, EncoderProfile())
+    splits = read_source(source, context)
+    if "train" in splits:
+        warn_of_overlap({name: split for name, split in splits.items() if name != "train"}, splits["train"])
+    return splits
 
 
 def read_source(source, context: Context = EVERYTHING) -> dict[str, Split]:
@@ -119,10 +107,13 @@ def read_source(source, context: Context = EVERYTHING) -> dict[str, Split]:
         named = isinstance(source, Mapping)
         if named:
             check_names(source)
+            if unknown := source.keys() - SPLIT_NAMES.keys():
+                raise UserError(f"{min(map(str, unknown))!r} is not the name of a split; use {', '.join(SPLIT_NAMES)}")
             tables = {SPLIT_NAMES[name]: as_rows(rows, name) for name, rows in source.items()}
         else:
             tables = {"train": as_rows(source, label)}
         return splits_of_tables(tables, label, context, named=named)
+    source = os.path.expanduser(source)
     if not Path(source).exists():
         tables = load_hub(str(source), context.language, context.revision)
         return splits_of_tables(tables, str(source), context._replace(language=None))
@@ -145,61 +136,15 @@ def read_source(source, context: Context = EVERYTHING) -> dict[str, Split]:
     return splits
 
 
-# ---- Several sources ----
-
-
-def join_sources(sources: Sources, profile: EncoderProfile) -> dict[str, Split]:
-    """Joins the training pairs of several sources, and gives their other splits names such as `test-NAME`.
-
-    In train, one column has the query text that the encoder reads, and another has the code text. Training pairs that
-    also occur in another source's valid or test are dropped, and the number of dropped pairs is printed.
-
-    Raises:
-        UserError: a source lacks the columns that the encoder reads.
-    """
-    trains = {}
-    joined = {}
-    for name, splits in sources.items():
-        if "train" not in splits:
-            continue
-        others = []
-        for other, parts in sources.items():
-            if other != name:
-                others += [split for key, split in parts.items() if key != "train"]
-        train = without_held_out(splits["train"], others)
-        if dropped := len(splits["train"].judgments) - len(train.judgments):
-            print_on_main(f"{name}: dropped {dropped:,} training pairs that occur in another source's valid or test")
-        queries = _common_columns(train.queries, "query", profile)
-        trains[name] = dataclasses.replace(
-            train, queries=queries, corpus=_common_columns(train.corpus, "code", profile)
-        )
-    if trains:
-        joined["train"] = Split.joined(trains)
-    for name, splits in sources.items():
-        joined |= {f"{key}-{name}": split for key, split in splits.items() if key != "train"}
-    return joined
-
-
-def _common_columns(rows: Dataset, side: str, profile: EncoderProfile) -> Dataset:
-    """Reduces rows to `language`, `url` and the text that the encoder reads as query or code (`side`)."""
-    columns = getattr(profile, f"{side}_columns")
-    usual = {"query": "docstring", "code": "code"}[side]
-    target = usual if usual in columns else columns[0]
-    values = {target: list(encoder_texts(rows, side, profile))}
-    for name in ("language", "url"):
-        values[name] = rows[name][:] if name in rows.column_names else [None] * len(rows)
-    return Dataset.from_dict(values, features=Features({name: Value("string") for name in values}))
-
-
 # ---- Objects in Python ----
 
 
 def training_split(
-    rows, name: str = "train_dataset", names: ColumnNames = ANY_COLUMNS, profile: EncoderProfile | None = None
+    rows, name: str = "train_dataset", names: ColumnNames = ANY_COLUMNS, most: int | None = None
 ) -> Split | None:
-    """Makes a split from a trainer's `train_dataset`, a `Dataset`, a data frame, a list, or a dict of several sources.
+    """Makes a split from a trainer's `train_dataset`: a `Dataset`, a data frame or a list.
 
-    A `Split` is returned unchanged.
+    A `Split` is returned unchanged. Of a stream, which may have no end, at most `most` rows are read.
 
     Raises:
         UserError: the rows have another type, or `make_splits` fails.
@@ -207,14 +152,12 @@ def training_split(
     if rows is None or isinstance(rows, Split):
         return rows
     if isinstance(rows, Mapping):
-        if not rows:
-            raise UserError(f"{name}: the dict contains no data set")
-        if "train" in rows and len(SPLIT_NAMES.keys() & rows.keys()) > 1:
-            raise UserError(
-                f"{name}: the dict has the splits {', '.join(rows)}; pass only the training rows, rows['train']"
-            )
-        parts = {key: {"train": training_split(part, f"{name}[{key!r}]", names)} for key, part in rows.items()}
-        return join_sources(parts, profile)["train"]
+        raise UserError(
+            f"{name}: expected one set of rows, not a dict of {', '.join(map(str, rows)) or 'none'}; pass one of its "
+            "values, or join them with datasets.concatenate_datasets"
+        )
+    if most is not None and isinstance(rows, IterableDataset):
+        rows = rows.take(most)
     return make_splits({"train": as_rows(rows, name)}, name, names)["train"]
 
 

@@ -64,7 +64,7 @@ class Relevance:
 
     @classmethod
     def joined(cls, parts: Sequence[Relevance]) -> Relevance:
-        """Concatenates several sources, of which none shares an id with another."""
+        """Concatenates several parts, of which none shares an id with another."""
         groups = []
         start = 0
         for part in parts:
@@ -183,7 +183,7 @@ class Judgments:
 
     @classmethod
     def joined(cls, parts: Sequence[Judgments]) -> Judgments:
-        """Concatenates the judgments of several sources, whose rows do not judge each other."""
+        """Concatenates the judgments of several splits, whose rows do not judge each other."""
         matrices = {}
         for name in ("negatives", "scored"):
             if any(getattr(part, name) is not None for part in parts):
@@ -239,8 +239,6 @@ class Split:
         queries: one row per query. An index mapping is resolved.
         corpus: one row per function. An index mapping is resolved.
         judgments: which functions are relevant to which queries.
-        sources: if rows come from several sources, the numbers of queries, functions and pairs of each source, keyed
-            by name in the order of the rows.
         called: the original names of renamed columns, keyed by their new names.
 
     Attributes:
@@ -250,7 +248,6 @@ class Split:
     queries: Dataset
     corpus: Dataset
     judgments: Judgments
-    sources: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     called: Mapping[str, str] = field(default_factory=dict)
     checked: bool = field(default=False, init=False, compare=False)
 
@@ -354,17 +351,14 @@ class Split:
 
     @classmethod
     def joined(cls, parts: Mapping[str, Split]) -> Split:
-        """Concatenates the splits of several sources, keyed by name. The sources must have the same columns.
+        """Concatenates splits with the same columns, such as those of several languages.
 
-        Equal ids in different sources do not make a function relevant. Equal texts still do (see `RelevantCodes`).
+        Equal ids in different parts do not make a function relevant. Equal texts still do (see `RelevantCodes`).
         """
         judgments = Judgments.joined([part.judgments for part in parts.values()])
         queries = concatenate_datasets([part.queries for part in parts.values()])
         corpus = concatenate_datasets([part.corpus for part in parts.values()])
-        counts = {}
-        for name, part in parts.items():
-            counts[name] = (len(part.queries), len(part.corpus), len(part.judgments))
-        return cls(queries, corpus, judgments, counts)
+        return cls(queries, corpus, judgments)
 
     def select(self, queries: np.ndarray | None = None, codes: np.ndarray | None = None) -> Split:
         """Selects queries and functions by int64 indices, in the order of the indices. None selects all.
@@ -397,11 +391,9 @@ class Split:
         return dataclasses.replace(self, judgments=judgments).select(queries, np.flatnonzero(codes))
 
     def fingerprint(self) -> str:
-        """Hashes the queries, the corpus, the judgments and the sources."""
+        """Hashes the queries, the corpus and the judgments."""
         judged = self.judgments
         judged = [judged.stored.grades, judged.stored.group, judged.negatives, judged.scored, judged.examples]
-        if self.sources:
-            judged.append([*self.sources.items()])
         return fingerprint(rows_fingerprint(self.queries), rows_fingerprint(self.corpus), judged)
 
     def unranked(self) -> np.ndarray | None:

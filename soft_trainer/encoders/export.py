@@ -24,6 +24,7 @@ from soft_trainer.files import (
     SETTINGS_FILE,
     WEIGHT_FILES,
     reporting_disk_errors,
+    use_umask,
     write_json,
 )
 from soft_trainer.packaged import STATIC_CODE
@@ -62,6 +63,7 @@ def export_encoder(
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as aside:
             _write(model, tokenizer, profile, Path(aside), state_dict, merge)
+            use_umask(aside)
             written = set()
             for path in Path(aside).rglob("*"):
                 if path.is_file():

@@ -35,7 +35,13 @@ class EstimatorCallback(TrainerCallback):
         """Fits the estimator on the training split, and prints how long that took."""
         start = time.perf_counter()
         name = type(self.estimator).__name__
-        self.estimator.fit(split)
+        try:
+            self.estimator.fit(split)
+        except (KeyError, ValueError) as error:  # of `datasets`, for a column that does not exist
+            for new, old in split.called.items():
+                if repr(old) in str(error):
+                    raise UserError(f"{name}: the column {old!r} is called {new!r} in the split") from error
+            raise
         print_on_main(f"{name} fitted on {len(split.queries):,} rows in {time.perf_counter() - start:.1f} s")
 
     def observe(self, targets: Targets, scores: Tensor, floor: float) -> None:

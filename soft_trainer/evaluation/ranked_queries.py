@@ -69,7 +69,8 @@ def load_ranks(path: str | Path) -> RankedQueries:
     if not path.is_file():
         raise UserError(f"{path}: no such folder or file")
     try:
-        rows = pq.read_table(path)
+        with open(path, "rb") as file:
+            rows = pq.read_table(file)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
     columns = {"url", "rank", "query", "top_codes", "top_relevant", "key"}

@@ -99,8 +99,9 @@ def save_ranks(
     made_by = encoder and encoder_files_fingerprint(encoder)
     if made_by:
         facts |= {"encoder": made_by, "encoder_folder": os.path.relpath(encoder, Path(path).parent)}
-    with written_aside(path) as aside:
-        pq.write_table(pa.table(columns).replace_schema_metadata(facts), aside)
+    # pyarrow reads a relative path such as `model:v1/x` as a URI, so it gets open files.
+    with written_aside(path) as aside, open(aside, "wb") as file:
+        pq.write_table(pa.table(columns).replace_schema_metadata(facts), file)
 
 
 def _columns(split: Split, profile: EncoderProfile) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Pushes a run's checkpoints in the background, and its output folder at the end. `dataset.py` pushes the rows."""
+"""Pushes a run's checkpoints in the background, and its output folder at the end."""
 
 from __future__ import annotations
 
@@ -13,26 +13,18 @@ from transformers.utils import logging
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
-from soft_trainer.hub.dataset import repository_of_rows
 from soft_trainer.hub.push import Repository, reason
-from soft_trainer.options.fields import DataArguments
 
 logger = logging.get_logger(__name__)
 
 
-def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
-    """Checks, before any mining or training, that the rows and the encoder can be pushed to the Hub.
+def check_push(args: TrainingArguments) -> None:
+    """Checks, before any mining or training, that the encoder can be pushed to the Hub, if `push_to_hub` is set.
 
     Raises:
-        UserError: a push would fail (see `Repository.check`), or the rows to push come from `dataset_name`.
+        UserError: the push would fail; see `Repository.check`.
     """
-    if not distributed.is_main():
-        return
-    if data.push_data_to_hub:
-        if not (data.source_dir or data.data_dir):
-            raise UserError("push_data_to_hub pushes only your own rows: set source_dir or data_dir")
-        repository_of_rows(data, args).check()
-    if args.push_to_hub:
+    if args.push_to_hub and distributed.is_main():
         Publisher(args)
 
 

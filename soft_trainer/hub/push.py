@@ -25,10 +25,8 @@ from soft_trainer.files import (
     MERGED_ADAPTER,
     NUMBERS,
     PROFILE_FILE,
-    PUSHED_ROWS,
     RECORD,
     RECORD_FORMAT,
-    ROW_FILES,
     TRAINING_PICTURE,
     WRITTEN,
     files_matching,
@@ -81,15 +79,14 @@ class Repository:
     path_in_repo: str | None = None
 
     def __post_init__(self):
-        option = "push_data_to_hub" if self.repo_type == "dataset" else "hub_model_id"
         if (self.name or "").count("/") != 1:
             raise UserError(
-                f"{option}={self.name!r}: expected USER/NAME, where USER is you or one of your organisations"
+                f"hub_model_id={self.name!r}: expected USER/NAME, where USER is you or one of your organisations"
             )
         try:
             validate_repo_id(self.name)
         except HFValidationError as error:
-            raise UserError(f"{option}={self.name!r}: {str(error).splitlines()[0]}") from error
+            raise UserError(f"hub_model_id={self.name!r}: {str(error).splitlines()[0]}") from error
         self.token = self.token or get_token()
         if not self.token:
             raise UserError(f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}")
@@ -130,7 +127,7 @@ class Repository:
 
         A card in the repository without the line `WRITTEN` is kept.
 
-        From an earlier push, splits and an encoder's files that this push lacks are deleted, such as results or a
+        From an earlier push, an encoder's files that this push lacks are deleted, such as results or a
         vocabulary. The client retries the requests of an upload, but not the commit.
 
         Returns:
@@ -236,8 +233,6 @@ class Repository:
         replaced: tuple[str, ...] = ()
         if self.repo_type == "model":
             replaced = tuple(name for name in PUSHED_FILES if name != CARD)  # a checkpoint has no card
-        elif self.repo_type == "dataset" and folder.name == PUSHED_ROWS:  # others may be pushed file by file
-            replaced = ROW_FILES
         destination = {"repo_type": self.repo_type, "revision": self.revision}
         try:
             self._create()

@@ -1,8 +1,7 @@
 """Defines the rules that CodeSearchNet and GraphCodeBERT use to select rows.
 
-Most rules look at a single row with CodeSearchNet's columns. Such a rule is a function with the rule's name that
-returns True to drop the row. Its parameters are the columns that it reads. `comments` drops no rows, but removes
-comments from the code. The two rules about duplicates compare a row with the rows before it.
+A rule is a function that returns True to drop a row with CodeSearchNet's columns. Its parameters are the columns that
+it reads.
 """
 
 from __future__ import annotations
@@ -89,15 +88,8 @@ ROW_RULES = {rule.__name__: rule for rule in _ROW_RULES}
 # Code rules look at the function, and document rules at its documentation.
 CODE_RULES = ("short_functions", "tests", "constructors", "magic_methods")
 DOCUMENT_RULES = ("document_length", "images", "links", "not_ascii")
-RULES = ("comments", *ROW_RULES, "duplicates", "near_duplicates")
 # rule -> the columns that it reads
-COLUMNS = {name: tuple(inspect.signature(rule).parameters) for name, rule in ROW_RULES.items()} | {
-    "comments": ("code", "code_tokens", "language"),
-    "duplicates": ("code_tokens",),
-    "near_duplicates": ("code_tokens",),
-}
-GRAPHCODEBERT_RULES = ("comments", "unparseable", *DOCUMENT_RULES)
-CODESEARCHNET_RULES = (*CODE_RULES, "duplicates", "near_duplicates")
+COLUMNS = {name: tuple(inspect.signature(rule).parameters) for name, rule in ROW_RULES.items()}
 
 
 def first_broken(row: Row, rules: Iterable[str], keep: Collection[str] = ()) -> str:

@@ -45,16 +45,13 @@ class DataArguments:
     )
     dataset_name: str = option(
         CODESEARCHNET,
-        "Data set on the Hub: CodeSearchNet, or a data set that --push_data_to_hub pushed. With --do_predict, "
-        "the value none evaluates only the sets in --eval_data_dir.",
+        "Data set on the Hub. With --do_predict, the value none evaluates only the sets in --eval_data_dir.",
         refers_to="rows",
     )
     data_dir: str | None = data_option(
         "Rows: a file or folder of JSON lines, CSV or Parquet, a saved data set, or a name on the Hub. {language} is "
-        "replaced by each language. Rows without valid, test and codebase are split. Separate several sources with "
-        "commas; each one is evaluated separately.",
+        "replaced by each language. Rows without valid, test and codebase are split.",
         refers_to="rows",
-        several=True,
     )
     query_column: str | None = data_option("Column of --data_dir with the query.")
     code_column: str | None = data_option("Column of --data_dir with the code.")
@@ -100,25 +97,21 @@ class DataArguments:
     mining_keep: str | None = unset(
         "With --source_dir: mining rules to skip, comma-separated, such as short_functions.",
     )
-    filters: str | None = unset(
-        "Rules that drop rows, comma-separated: names in soft_trainer.mining.rules.RULES, or the groups graphcodebert "
-        "and codesearchnet.",
-        chooses_rows=True,
-    )
     split_urls: str | None = unset(
         "Folder with lists of urls: train.txt, valid.txt, test.txt and codebase.txt.",
         chooses_rows=True,
         refers_to="rows",
     )
-    push_data_to_hub: str | None = output_option(
-        None, "USER/NAME of a data set on the Hub. The rows, as used for training, are pushed to it."
-    )
     max_train_rows: int | None = unset(
-        "Train on only the first N training rows of each source or language.", least=1, group="data", common=True
+        "Train on only the first N training rows of each language.", least=1, group="data", common=True
     )
 
     def __post_init__(self):
         check_values(self)
+        for name in ("data_dir", "eval_data_dir", "source_dir", "split_urls"):
+            if paths := getattr(self, name):
+                paths = map(os.path.expanduser, paths.split(",") if name == "eval_data_dir" else [paths])
+                setattr(self, name, ",".join(paths))
         own = self.data_dir or self.source_dir
         if self.language is None and self.dataset_name == CODESEARCHNET and not own:
             self.language = "ruby"
@@ -131,31 +124,18 @@ class DataArguments:
         return [] if self.language is None else self.language.split(",")
 
     @property
-    def sources(self) -> dict[str, str]:
-        """The paths of the comma-separated sources in `data_dir`, keyed by name. Empty if there is only one source."""
-        if not self.data_dir or "," not in self.data_dir or os.path.exists(self.data_dir):
-            return {}
-        paths = [path.strip() for path in self.data_dir.split(",") if path.strip()]
-        named = {os.path.basename(os.path.abspath(path)).split(".")[0]: path for path in paths}
-        if len(named) < len(paths):
-            raise UserError(f"data_dir={self.data_dir}: two sources have the same name; rename one of them")
-        return named
-
-    @property
     def from_hub(self) -> bool:
         """True if the rows come from the Hub rather than from local files."""
-        if self.data_dir and not self.sources:
+        if self.data_dir:
             return "{language}" not in self.data_dir and not os.path.exists(self.data_dir)
-        return not (self.data_dir or self.source_dir)
+        return not self.source_dir
 
     @property
     def rows_name(self) -> str:
         """The name of the rows on the Hub, or the name of the folder that the rows come from."""
         own = self.data_dir or self.source_dir
-        if self.push_data_to_hub or not own:
-            return self.push_data_to_hub or self.dataset_name
-        if self.sources:
-            return "+".join(self.sources)
+        if not own:
+            return self.dataset_name
         if self.from_hub:
             return own
         return os.path.basename(os.path.abspath(own.replace("{language}", "")))
@@ -183,12 +163,6 @@ class SoftInfoNCEOptions(LossOptions):
         8,
         "Number of similar rows in a group, for train_sampling_strategy=similar.",
         least=1,
-        group="batches",
-    )
-    source_sampling: str = option(
-        "proportional",
-        "With several sources, how many batches come from each: proportional to its rows, round_robin, or fractions "
-        "such as NAME=0.2. A batch comes from one source.",
         group="batches",
     )
     negatives_per_query: int | None = unset(

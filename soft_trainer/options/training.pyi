@@ -68,8 +68,6 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         false_negatives: What to do with a negative whose query or function has the same text as the positive's: mask
             excludes it, positives treats it as a relevant function, ignore treats it as a negative.
         group_size: Number of similar rows in a group, for train_sampling_strategy=similar.
-        source_sampling: With several sources, how many batches come from each: proportional to its rows, round_robin,
-            or fractions such as NAME=0.2. A batch comes from one source.
         negatives_per_query: Hard negatives for each query, in addition to the other functions in the batch. They come
             from the rows' columns of negatives or, without such a column, from the functions that the estimator finds
             most similar. 0 uses none. Default: as many as the columns name, at most 4; none without such a column.
@@ -185,9 +183,6 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     positives treats it as a relevant function, ignore treats it as a negative. Default: 'mask'."""
     group_size: int = 8
     """Number of similar rows in a group, for train_sampling_strategy=similar. Values: 1 or more. Default: 8."""
-    source_sampling: str = "proportional"
-    """With several sources, how many batches come from each: proportional to its rows, round_robin, or fractions such
-    as NAME=0.2. A batch comes from one source. Default: 'proportional'."""
     negatives_per_query: int | None = None
     """Hard negatives for each query, in addition to the other functions in the batch. They come from the rows' columns
     of negatives or, without such a column, from the functions that the estimator finds most similar. 0 uses none.

@@ -65,8 +65,7 @@ class Measurements(TrainerCallback):
         about = trainer.details.about
         published = about.get("dataset") == CODESEARCHNET and len(about["languages"]) == 1
         paper = about["languages"][0] if published else None
-        several = trainer.train_split is not None and trainer.train_split.sources
-        complete = args.from_command_line and args.do_eval and args.do_predict and not several
+        complete = args.from_command_line and args.do_eval and args.do_predict
         print_on_main(statistics_table(self.statistics, paper, complete))
 
     @property

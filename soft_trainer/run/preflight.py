@@ -33,6 +33,7 @@ from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
 
 DYNAMIC = "ACCELERATE_DYNAMO_USE_DYNAMIC"
+LARGEST_DEFAULT_BATCH = 128
 BASE_COMPARED = "_base_compared"  # this attribute of a model with an adapter says that the base was compared
 
 
@@ -51,7 +52,7 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     languages = ()
     if strategy == "one_language":
         languages = languages_of(split.to_pairs())
-    make_sampler(split, plan, args, languages=languages)  # raises UserError if there are too few rows
+    make_sampler(len(split.judgments), plan, args, languages=languages)  # raises UserError if there are too few rows
     check_codes(plan.criterion, plan.global_batch_size)
     if isinstance(estimator, Estimator):
         estimator.check(split)
@@ -146,6 +147,14 @@ def check_encoder(model: PreTrainedModel, tokenizer, profile: EncoderProfile) ->
             f"data_flow_length={profile.data_flow_length}: the tokenizer has no tokens that begin and end a function "
             "before its data flow (cls_token, sep_token); set data_flow_length=0"
         )
+
+
+def rows_of_steps(args) -> int | None:
+    """Returns how many training rows `max_steps` can read at most, or None without it. No default batch is larger."""
+    if args is None or args.max_steps <= 0:
+        return None
+    size = max(args.per_device_train_batch_size or 0, LARGEST_DEFAULT_BATCH)
+    return args.max_steps * size * args.gradient_accumulation_steps * args.world_size
 
 
 def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int], model: PreTrainedModel) -> None:

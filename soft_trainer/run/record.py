@@ -15,7 +15,7 @@ from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.evaluation.results import save_ranks
-from soft_trainer.files import DEPENDS_ON, RECORD_FORMAT, write_results
+from soft_trainer.files import DEPENDS_ON, RECORD_FORMAT, ranks_file, write_results
 from soft_trainer.fingerprints import environment, plain_settings
 from soft_trainer.hub_files import public_name
 from soft_trainer.model_card import license_of
@@ -105,8 +105,7 @@ def setup_table(trainer) -> dict[str, object]:
     negatives = 0
     if trainer.train_split is not None:
         negatives, _ = negatives_to_draw(plan.options, trainer.train_split.judgments)
-        of_sources = [pairs for _, _, pairs in trainer.train_split.sources.values()]
-        in_all = min(in_all, max(of_sources, default=len(trainer.train_dataset)))  # a batch comes from one source
+        in_all = min(in_all, len(trainer.train_dataset))
     of_process = -(-in_all // plan.processes)
     compared = in_all if plan.gathers else of_process
     setup = {
@@ -221,7 +220,7 @@ def write_run(run, record: Mapping, **parts: Mapping[str, float]) -> None:
                 encoder = None
             elif folder.trains and system != "untrained":
                 encoder = folder.path
-            path = folder.path / f"ranks-{name}-{system}.parquet"
+            path = folder.path / ranks_file(name, system)
             save_ranks(path, run.measured[name], output, run.trainer.encoder, encoder)
             prefix = name if system == "trained" else f"{name}_{system}"
             metrics |= {f"{prefix}_{metric}": value for metric, value in output.metrics.items()}

@@ -60,7 +60,7 @@ def load_evaluation_sets(
     """
     sets: dict[str, Split] = {}
     taken = {*SPLITS}
-    for name in (*arguments.languages, *arguments.sources):
+    for name in arguments.languages:
         taken.update(f"{split}-{name}" for split in SPLITS)
     folders = [Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()]
     context = Context(

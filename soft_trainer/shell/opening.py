@@ -6,7 +6,6 @@ Local rows are read before the Hub is contacted, so that mistakes show up early.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from soft_trainer.data.languages import languages_in
@@ -17,7 +16,7 @@ from soft_trainer.run.setup import RunDetails
 from soft_trainer.run.starting import StartingEncoder
 from soft_trainer.shell.building import build_encoder
 from soft_trainer.shell.evaluation_sets import load_evaluation_sets, trained_rows
-from soft_trainer.shell.rows import choose_language, evaluated, load_data, needed_splits, read_sources
+from soft_trainer.shell.rows import choose_language, evaluated, load_data, needed_splits, read_languages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +24,10 @@ class Rows(RunDetails):
     """The rows of a command-line run. The run measures valid, test and the sets in `eval_data_dir`, which it follows.
 
     Args:
-        splits: see `load_data`.
         train: the training rows, or None.
         valid: the rows to evaluate during training, or None.
     """
 
-    splits: Mapping[str, Split]
     train: Split | None
     valid: Split | dict[str, Split] | None
 
@@ -46,9 +43,9 @@ def open_run(
     choose_language(data_args)
     needed = needed_splits(data_args, args, bool(model_args.from_scratch))
     with args.main_process_first(desc="loading data"):
-        sources = read_sources(data_args, needed) if data_args.data_dir else None
+        read = read_languages(data_args, needed) if data_args.data_dir else None
         encoder = build_encoder(model_args)
-        splits = load_data(data_args, encoder.profile, needed, sources)
+        splits = load_data(data_args, encoder.profile, needed, read)
         trained = trained_rows(data_args, model_args.model_name_or_path)
         own = splits.get("test") or splits.get("valid")
         others = load_evaluation_sets(data_args, encoder.profile, own and own.corpus, trained)
@@ -64,7 +61,6 @@ def open_run(
         "languages": data_args.languages or languages_in(corpora),
     }
     return encoder, Rows(
-        splits=splits,
         train=train,
         valid=evaluated(splits, "valid"),
         measured=measured,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from soft_trainer.data.folders import SPLITS
 from soft_trainer.data.holdout import Division
 from soft_trainer.data.languages import check_languages, languages_in
 from soft_trainer.data.layouts.codesearchnet import select_by_urls
-from soft_trainer.data.load import Sources, join_sources, read_source
+from soft_trainer.data.load import read_source
 from soft_trainer.data.make_splits import Context
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
@@ -28,6 +27,7 @@ from soft_trainer.terminal import print_on_main, table
 
 MINED = DEFAULT_FOLDER.with_name("mined")
 UNCHECKED = Context(check=False)  # these rows have CodeSearchNet's columns
+Languages = Mapping[str, Mapping[str, Split]]  # the splits of each language, or of "" if there is only one
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
@@ -53,14 +53,14 @@ def choose_language(arguments: DataArguments) -> None:
     print_on_main(f"language: {arguments.language}, the most common one")
 
 
-def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> Sources:
-    """Reads the rows of each source or language in the options.
+def read_languages(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> Languages:
+    """Reads the rows of each language in the options.
 
     Args:
         needed: the splits that the run needs; see `needed_splits`.
 
     Returns:
-        The splits of each source or language, keyed by name. If there is only one source, its name is "".
+        The splits of each language, or of "" if there is only one.
 
     Raises:
         UserError: the rows cannot be read, or the corpus lacks a query's code.
@@ -68,33 +68,28 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
     if arguments.data_dir and arguments.source_dir:
         raise UserError("data_dir and source_dir: set only one of them")
     languages = arguments.languages
-    if arguments.data_dir and len(languages) > 1:
-        if arguments.sources:
-            raise UserError(f"data_dir={arguments.data_dir}: several sources work only with one language")
-        if "{language}" not in arguments.data_dir:
-            raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the path")
+    if arguments.data_dir and len(languages) > 1 and "{language}" not in arguments.data_dir:
+        raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the path")
     # With options that drop rows, unusable rows are not an error yet.
     context = Context(
-        column_names(arguments)._replace(shared=bool(arguments.sources)),
+        column_names(arguments),
         needed=needed,
         division=Division(arguments.test_fraction, arguments.split_seed),
-        check=not (arguments.split_urls or arguments.filters or arguments.drop_unusable),
+        check=not (arguments.split_urls or arguments.drop_unusable),
     )
-    if arguments.sources:
-        return {name: read_source(source, context) for name, source in arguments.sources.items()}
-    sources = {}
+    read = {}
     for language in languages or [None]:
         name = language if len(languages) > 1 else ""
         if arguments.data_dir:
             source = with_language(arguments.data_dir, language)
-            sources[name] = read_source(source, context)
+            read[name] = read_source(source, context)
         elif arguments.source_dir:
-            sources[name] = read_source(_mined(arguments, language), UNCHECKED)
+            read[name] = read_source(_mined(arguments, language), UNCHECKED)
         elif arguments.dataset_name != "none":
-            sources[name] = read_source(arguments.dataset_name, UNCHECKED._replace(language=language))
+            read[name] = read_source(arguments.dataset_name, UNCHECKED._replace(language=language))
         else:
-            sources[name] = {}
-    return sources
+            read[name] = {}
+    return read
 
 
 def column_names(arguments: DataArguments) -> ColumnNames:
@@ -106,17 +101,17 @@ def load_data(
     arguments: DataArguments,
     profile: EncoderProfile,
     needed: Sequence[str] = SPLITS,
-    sources: Sources | None = None,
+    read: Languages | None = None,
 ) -> dict[str, Split]:
-    """Loads the splits of a run, applies filters and limits from the options, and checks the rows.
+    """Loads the splits of a run, applies the options that choose rows, and checks the rows.
 
     Args:
-        needed: see `read_sources`.
-        sources: the result of `read_sources`, if the rows have been read already.
+        needed: see `read_languages`.
+        read: the result of `read_languages`, if the rows have been read already.
 
     Returns:
-        The existing splits among `train`, `valid` and `test`. With several languages or sources, valid and test are
-        called `valid-NAME` and `test-NAME`.
+        The existing splits among `train`, `valid` and `test`. With several languages, valid and test are called
+        `valid-LANGUAGE` and `test-LANGUAGE`.
 
     Raises:
         UserError: the rows cannot be read or used for training or evaluation (see `check_split`), a split in `needed`
@@ -124,16 +119,14 @@ def load_data(
     """
     choose_language(arguments)
     check_languages(arguments.languages, language_reader(arguments, profile))
-    if arguments.sources and arguments.push_data_to_hub:
-        raise UserError("push_data_to_hub works with one source, but data_dir has several")
-    sources = sources or read_sources(arguments, needed)
+    read = read or read_languages(arguments, needed)
     several = len(arguments.languages) > 1
     chosen = {}
-    for name, splits in sources.items():
+    for name, splits in read.items():
         chosen[name] = _chosen(splits, arguments, profile, name if several else arguments.language)
         if several and {*needed} - {"train"}:
             for split in SPLITS[1:3]:
-                if split not in chosen[name] and any(split in other for other in sources.values()):
+                if split not in chosen[name] and any(split in other for other in read.values()):
                     raise UserError(f"{split}: no rows in {name}, but each language is measured separately")
         found = {*chosen[name]}
         if found - {"train"}:
@@ -154,22 +147,13 @@ def load_data(
             print_on_main(table(("split", "rows", "dropped as unusable"), counts))
         for name, split in splits.items():
             check_split(split, name, profile)
-    if [*chosen] == [""]:
-        return chosen[""]
-    if several:
-        return _joined_languages(chosen)
-    rows = []
-    for name, splits in chosen.items():
-        sizes = [len(splits[split].judgments) if split in splits else "none" for split in SPLITS[:3]]
-        rows.append((name, *sizes))
-    print_on_main(table(("source", *SPLITS[:3]), rows))
-    return join_sources(chosen, profile)
+    return _joined_languages(chosen) if several else chosen[""]
 
 
 def _chosen(
     splits: Mapping[str, Split], arguments: DataArguments, profile: EncoderProfile, language: str | None
 ) -> dict[str, Split]:
-    """Applies the options `split_urls` and `filters`, and adds a column `language` if it is needed but missing."""
+    """Applies the option `split_urls`, and adds a column `language` if it is needed but missing."""
     if arguments.split_urls:
         splits = select_by_urls(splits, arguments.split_urls)
     splits = dict(splits)
@@ -180,62 +164,31 @@ def _chosen(
         raise UserError(
             f"language={language}: the rows of {arguments.data_dir} are in {', '.join(known)}; omit language"
         )
-    parsed = bool(profile.data_flow_length or arguments.filters)
+    parsed = profile.data_flow_length > 0
     for name, split in splits.items():
         unknown = "language" not in split.corpus.column_names
         if len(arguments.languages) > 1 or (language and parsed and unknown):
             splits[name] = split.in_language(language)
-    if arguments.filters:
-        splits = _filtered(splits, arguments.filters)
     return splits
 
 
-def _joined_languages(sources: Sources) -> dict[str, Split]:
+def _joined_languages(chosen: Languages) -> dict[str, Split]:
     """Joins the training rows of several languages, and gives their valid and test names such as `test-ruby`."""
     joined = {}
-    trains = {name: splits["train"] for name, splits in sources.items() if "train" in splits}
+    trains = {name: splits["train"] for name, splits in chosen.items() if "train" in splits}
     if trains:
-        joined["train"] = dataclasses.replace(Split.joined(trains), sources={})
+        joined["train"] = Split.joined(trains)
     for split in SPLITS[1:3]:
-        for name, splits in sources.items():
+        for name, splits in chosen.items():
             if split in splits:
                 joined[f"{split}-{name}"] = splits[split]
     return joined
 
 
 def evaluated(splits: Mapping[str, Split], name: str) -> Split | dict[str, Split] | None:
-    """Returns the split `name`, a dict of splits such as `test-ruby` keyed by language or source, or None."""
+    """Returns the split `name`, a dict of splits such as `test-ruby` keyed by language, or None."""
     parts = {key.removeprefix(f"{name}-"): split for key, split in splits.items() if key.startswith(f"{name}-")}
     return splits.get(name) or parts or None
-
-
-def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
-    """Drops the rows of all splits that break a rule in `filters`, and prints how many rows each rule dropped.
-
-    The corpus keeps all of its rows, because users may search for any of them. Only comments are removed.
-    """
-    # datasketch is slow to import.
-    from soft_trainer.mining.rules import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES
-    from soft_trainer.shell.filtering import filter_split
-
-    groups = {"graphcodebert": GRAPHCODEBERT_RULES, "codesearchnet": CODESEARCHNET_RULES}
-    rules: dict[str, None] = {}  # each rule once, in order
-    for name in map(str.strip, filters.split(",")):
-        rules |= dict.fromkeys(groups.get(name, (name,)))
-    left = {}
-    counts = {}
-    for name, split in splits.items():
-        left[name], counts[name], of_corpus = filter_split(split, [*rules], name)
-        if name != "train":
-            corpus = of_corpus
-    if left.keys() - {"train"}:
-        counts["codebase"] = corpus
-    rows = []
-    for rule in sorted(rules, key=lambda rule: rule == "comments"):
-        label = "rows without their comments" if rule == "comments" else rule
-        rows.append([label, *(of_split.get(rule) for of_split in counts.values())])
-    print_on_main(table(["rule", *map("rows dropped: {}".format, counts)], rows))
-    return left
 
 
 def _mined(arguments: DataArguments, language: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from soft_trainer.data.folders import HUB_NAME, SPLITS, list_files, row_files
+from soft_trainer.data.folders import SPLITS, is_hub_name, list_files, row_files
 from soft_trainer.data.languages import check_languages
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -27,12 +27,11 @@ def check_sources(arguments: DataArguments) -> None:
             raise UserError(f"{name}={folder}: no such folder{nearest_file(folder)}")
     for name, language in itertools.product(("data_dir", "eval_data_dir"), arguments.languages or [None]):
         sources = with_language(getattr(arguments, name) or "", language)
-        whole = name == "data_dir" and not arguments.sources
-        for source in [sources] if whole else sources.split(","):
-            if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
+        for source in [sources] if name == "data_dir" else sources.split(","):
+            if source.strip() and not (Path(source.strip()).exists() or is_hub_name(source.strip())):
                 missing = source.strip()
                 raise UserError(f"{name}={missing}: no such folder or file{nearest_file(missing)}")
-        if whole and sources and Path(sources).exists():
+        if name == "data_dir" and sources and Path(sources).exists():
             _check_columns(sources, arguments)
 
 
@@ -74,8 +73,6 @@ def with_language(source: str, language: str | None) -> str:
 
 def language_reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
     """Returns what limits the languages of a run, such as "mining", or None if all languages work."""
-    if arguments.filters:
-        return "filters"
     if profile and profile.data_flow_length:
         return "data flow"
     if arguments.source_dir:

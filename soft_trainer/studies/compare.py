@@ -19,6 +19,7 @@ from soft_trainer.evaluation.significance import (
     difference_text,
     reciprocal_ranks,
 )
+from soft_trainer.files import ranks_file, unfinished
 from soft_trainer.terminal import shortened
 
 
@@ -30,8 +31,10 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
     """
     path = Path(run)
     if path.is_dir():
-        path /= f"ranks-{split}-{system}.parquet"
+        path /= ranks_file(split, system)
         if not path.is_file():
+            if problem := unfinished(path.parent):
+                raise UserError(f"{path.parent}: {problem}")
             present = ", ".join(sorted(file.name for file in path.parent.glob("ranks-*.parquet"))) or "none"
             raise UserError(
                 f"{path.parent}: no ranks of {split} by {system} (files of ranks: {present}); `soft-trainer evaluate "
@@ -126,10 +129,10 @@ def verdict(a: float, b: float, comparison: Comparison) -> str:
     """
     interval = comparison.interval
     if comparison.winner == "a":
-        return f"A is better: {a:.3f} against {b:.3f}, {difference_text(a - b, interval, digits=3)}"
+        return f"For this seed, A is better: {a:.3f} against {b:.3f}, {difference_text(a - b, interval, digits=3)}"
     if comparison.winner == "b":
         reverse = Interval(-interval.high, -interval.low)
-        return f"B is better: {b:.3f} against {a:.3f}, {difference_text(b - a, reverse, digits=3)}"
+        return f"For this seed, B is better: {b:.3f} against {a:.3f}, {difference_text(b - a, reverse, digits=3)}"
     line = f"Neither is clearly better: A {a:.3f}, B {b:.3f}, A - B {difference_text(a - b, interval, digits=3)}"
     changed = comparison.wins + comparison.losses
     if 0 < changed < LEAST_CHANGED:

@@ -20,10 +20,11 @@ from soft_trainer.files import (
     check_writable,
     read_json,
     reporting_disk_errors,
+    unfinished,
     write_text,
 )
 from soft_trainer.studies.compare import Pairing, SetComparison, p_text, ranks_of
-from soft_trainer.terminal import table
+from soft_trainer.terminal import print_on_main, table
 
 PAGE = "report.md"
 TEST_NOTE = (
@@ -31,6 +32,7 @@ TEST_NOTE = (
     "and queries, as crossed random effects. With one seed, they are over queries only and say nothing about other "
     "seeds. p is two-sided, with Holm's correction for all rows on this page."
 )
+ONE_SEED = "**For this seed:** with another seed, a method may be better or worse, whatever its interval and p say."
 TRAINING = ("learning rate", "epochs", "functions compared per query", "seconds per step, with evaluations")
 
 
@@ -86,6 +88,8 @@ def find_runs(folders: Sequence[str | Path]) -> tuple[dict[str, list[ReportedRun
                 excluded.append(f"{folder}: {error}")
     if not runs:
         raise UserError("; ".join(["no finished run found", *excluded]))
+    for line in excluded:
+        print_on_main(f"warning: skipping {line}")
     methods: dict[str, list[ReportedRun]] = {}
     for run in sorted(runs.values(), key=lambda run: (run.method, str(run.seed))):
         methods.setdefault(run.method, []).append(run)
@@ -97,6 +101,8 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
     path = folder / RECORD
     if not path.is_file():
         raise UserError(f"unfinished: has ranks but no {RECORD}")
+    if problem := unfinished(folder):
+        raise UserError(problem)
     record = read_json(path)
     if "loss" not in record or not record.get("results"):
         raise UserError("not a training run with results")
@@ -196,6 +202,8 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
         parts += [f"## MRR on {name}", results_table(name, methods, compared[name], p_of)]
     if differences:
         parts.append(TEST_NOTE)
+    if any(len(each.comparison.differences) == 1 for each in differences):
+        parts.insert(1, ONE_SEED)
     output_dir = Path(output_dir)
     check_writable(output_dir, f"output_dir={output_dir}")
     with reporting_disk_errors(output_dir):

@@ -219,17 +219,6 @@ def test_unused_columns_that_look_like_recognised_ones_are_named(tmp_path, capsy
         assert f": not using {', '.join(map(repr, unused))}; the recognised columns are docstring, " in said[0]
 
 
-def test_names_of_columns_are_for_the_sources_that_have_them(tmp_path):
-    for name, columns in (("own", ("ask", "snippet")), ("other", ("query", "code"))):
-        pd.DataFrame([(f"adds {n}", f"x + {n} {name}") for n in range(9)], columns=columns).to_csv(
-            tmp_path / f"{name}.csv", index=False
-        )
-    sources = {name: tmp_path / f"{name}.csv" for name in ("own", "other")}
-    assert {"train", "test-own", "test-other"} <= load_rows(sources, query_column="ask", code_column="snippet").keys()
-    with refused("query_column=ask: no such column"):
-        load_rows(tmp_path / "other.csv", query_column="ask")
-
-
 def test_the_page_lists_the_names_that_are_read():
     answers = {}
     for query, code in column_names.PAIRS:

@@ -13,9 +13,6 @@ from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import read_source
 from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
-from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.options.fields import DataArguments
-from soft_trainer.shell.rows import load_data
 
 FORK = 10  # rows in a repository; its fork has the same rows
 
@@ -125,22 +122,6 @@ def test_a_row_that_equals_a_held_out_one_is_dropped_from_the_train_partition(ca
     rows[1] |= {"code": rows[45]["code"]}
     assert {name: len(split) for name, split in load_rows(rows).items()} == {"train": 38, "valid": 10, "test": 10}
     assert "| dropped: equal to a row of valid or test |      2 |" in capsys.readouterr().err
-
-
-def test_a_row_of_another_source_s_test_is_not_trained_on(tmp_path, capsys):
-    parts = {"own": {"train": range(20), "valid": range(20, 24), "test": range(24, 28)}}
-    parts["general"] = {"train": [*range(24, 28), *range(100, 120)], "valid": [0, 130], "test": [131, 132]}
-    for source, splits in parts.items():
-        (tmp_path / source).mkdir()
-        for split, numbers in splits.items():
-            text = "".join(json.dumps({"query": f"adds {n}", "code": f"{source} + {n}"}) + "\n" for n in numbers)
-            (tmp_path / source / f"{split}.jsonl").write_text(text)
-    arguments = DataArguments(data_dir=f"{tmp_path}/own,{tmp_path}/general")
-    train = load_data(arguments, EncoderProfile())["train"]
-    assert {name: pairs for name, (_, _, pairs) in train.sources.items()} == {"own": 19, "general": 20}
-    assert values(train, "docstring").isdisjoint({f"adds {n}" for n in (0, 24, 25, 26, 27)})
-    said = capsys.readouterr().err
-    assert "own: dropped 1 training pairs" in said and "general: dropped 4 training pairs" in said
 
 
 def test_rows_in_a_file_without_a_split_are_divided_whatever_else_is_measured(tmp_path):

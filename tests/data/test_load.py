@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Value
 from refusals import refused
+from tables import tables_of
 
 from soft_trainer.data.load import load_rows
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.shell.evaluation_sets import load_evaluation_sets
 from soft_trainer.shell.rows import load_data
@@ -46,7 +46,7 @@ def write(rows: Dataset, path):
 
 def load(source, **arguments):
     options = DataArguments(data_dir=str(source), language="python", **arguments)
-    return pushed_tables(load_data(options, EncoderProfile()))
+    return tables_of(load_data(options, EncoderProfile()))
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.parquet", "saved", "folder/a.csv"])
@@ -153,9 +153,9 @@ def test_a_misspelt_split_is_refused_if_that_split_is_missing(tmp_path, names, m
             load_rows(tmp_path)
 
 
-def test_a_dict_has_either_splits_or_sources():
+def test_the_keys_of_a_dict_are_splits():
     rows = [{"query": f"q{row}", "code": f"c{row}"} for row in range(30)]
-    with refused("'test' is the name of a split, but 'trian' is not; did you mean 'train'?"):
+    with refused("'trian' is not the name of a split; did you mean 'train'?"):
         load_rows({"trian": rows, "test": rows})
 
 

@@ -24,10 +24,9 @@ def test_a_column_without_values_is_named(column):
         training_split(rows)
 
 
-def test_the_splits_of_a_source_are_not_sources():
-    splits = load_rows(ROWS)
-    with refused("train_dataset: the dict has the splits train, valid, test; pass only the training rows"):
-        training_split(splits)
+def test_a_trainer_trains_on_one_split():
+    with refused("train_dataset: expected one set of rows, not a dict of train, valid, test; pass one of its values"):
+        training_split(load_rows(ROWS))
 
 
 def test_equal_codes_have_one_id():
@@ -55,11 +54,10 @@ ROWS = pairs(*range(30))
 SPLITS = {"train": ROWS[:20], "validation": ROWS[20:25], "test": ROWS[25:]}
 
 
-def test_a_dict_has_splits_or_sources():
+def test_a_dict_has_splits():
     assert {name: len(split) for name, split in load_rows(SPLITS).items()} == {"train": 20, "valid": 5, "test": 5}
-    sources = load_rows({"own": SPLITS, "general": pairs(*range(100, 130))})
-    assert list(sources) == ["train", "valid-own", "test-own", "valid-general", "test-general"]
-    assert list(sources["train"].sources) == ["own", "general"]
+    with refused("'own' is not the name of a split; use train, "):
+        load_rows({"own": ROWS})
 
 
 def test_a_corpus_may_be_passed_beside_the_rows():

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from refusals import refused
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import mine_hard_negatives
@@ -15,8 +15,6 @@ from soft_trainer.data.load import read_source, training_split
 from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.hub.dataset import pushed_tables, write_data
-from soft_trainer.options.fields import DataArguments
 
 PAIR = {"query": "q", "code": "c"}
 OTHER = {"query": "r", "code": "d"}
@@ -159,13 +157,3 @@ def test_mined_rows_load_with_the_same_numbers_or_are_refused(rows, scorer, colu
 def load_whole(path) -> Split:
     """Loads a file without dividing it."""
     return read_source(path, Context(needed=("train",), division=None))["train"]
-
-
-def test_pushed_rows_load_with_the_same_scores(tmp_path):
-    given = {"scores": [3, 2, 0.5]}, {"scores": [None, 1, 4], "query": "r"}, {"scores": None, "query": "s"}
-    split = training_split([TRIPLE | of_row for of_row in given])
-    write_data(pushed_tables({"train": split}), DataArguments(data_dir="rows"), tmp_path)
-    assert scores_of(load_whole(tmp_path)) == scores_of(split)
-    card = (tmp_path / "README.md").read_text()
-    assert "| scores " in card and "| negatives " in card
-    assert load_dataset("json", data_files=str(tmp_path / "train.jsonl.gz"), split="train")[0]["scores"] == [3, 2, 0.5]

@@ -14,9 +14,8 @@ from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.hub.dataset import write_data
+from soft_trainer.files import write_rows
 from soft_trainer.hub.push import Repository
-from soft_trainer.options.fields import DataArguments
 
 REPO = "ann/encoder"
 TEXTS = ["read a file line by line", "def f(x): return x", "much too long " * 30]
@@ -108,8 +107,8 @@ def test_datasets_and_evaluate_load_what_is_pushed(here, data_dir, rows, tmp_pat
     data = load_folder(data_dir)
     blank, features = {"docstring": "", "docstring_tokens": []}, data["codebase"].features
     data["codebase"] = data["codebase"].map(lambda row: blank, features=features)
-    arguments = DataArguments(language="python", push_data_to_hub="ann/rows")
-    Repository("ann/rows", WRITE_TOKEN, repo_type="dataset").push(write_data(data, arguments, tmp_path / "rows"))
+    write_rows(data, tmp_path / "rows")
+    Repository("ann/rows", WRITE_TOKEN, repo_type="dataset").push(tmp_path / "rows")
     Repository("ann/mrr", WRITE_TOKEN, repo_type="space").push(Path(soft_trainer.__file__).parent / "metrics/mrr")
     process = here.run("-c", ROWS_AND_METRIC)
     assert process.returncode == 0, process.stderr

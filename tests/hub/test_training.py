@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow
 
 REPO = "ann/tiny"
 PUSH = {"push_to_hub": True, "hub_model_id": REPO}
-ROWS = {"data_dir": None, "source_dir": "stdlib", "push_data_to_hub": "ann/rows"}
 TEXTS = ["read a file line by line", "def f(x): return x"]
 COMPLETE = {
     "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "modules.json",
@@ -102,11 +101,10 @@ def test_a_card_shows_only_rows_of_a_public_data_set(train, data_dir, private):
 def test_a_finished_run_pushes_what_is_asked_later(train):
     assert train() == (0, "")
     weights = (train.folder / "model.safetensors").read_bytes()
-    assert train(**PUSH, push_data_to_hub="ann/rows") == (0, "")
+    assert train(**PUSH) == (0, "")
     assert "already done" in train.said
     check_whole(train.folder)
     assert (train.folder / "model.safetensors").read_bytes() == weights
-    assert "train.jsonl.gz" in pushed("ann/rows", repo_type="dataset")
 
 
 def test_private_on_a_branch_and_without_a_card(train):
@@ -143,8 +141,8 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path):
     [
         (None, PUSH, "no token"),
         (WRITE_TOKEN, PUSH | {"hub_model_id": "tiny"}, "expected USER/NAME"),
-        (WRITE_TOKEN, ROWS | {"push_data_to_hub": "bob/rows"}, "not allowed to write"),
-        (WRITE_TOKEN, ROWS | {"source_dir": None}, "set source_dir or data_dir"),
+        (WRITE_TOKEN, PUSH | {"hub_model_id": "bob/tiny"}, "not allowed to write"),
+        (WRITE_TOKEN, PUSH | {"data_dir": None, "source_dir": "empty"}, "no token"),
     ],
 )
 def test_refused_before_rows_are_read_or_mined(train, monkeypatch, tmp_path, token, options, says):

@@ -110,7 +110,6 @@ OTHER_VALUES = {
     "teacher": ["TEACHER"],
     "false_negatives": ["positives"],
     "group_size": [4],
-    "source_sampling": ["round_robin"],
     "negatives_per_query": [2],
     "negative_ratio": [0.9],
     "estimator": ["none", "bm25", "initial_model", "scores", "own_losses:Plain"],

@@ -152,6 +152,5 @@ def test_two_sets_of_one_name_are_refused(tmp_path, data_dir, rows, pool):
         load(f"{folder},{folder}", pool)
     with refused("another set is already called test; rename"):
         load(folder.rename(tmp_path / "test"), pool)
-    (tmp_path / "own").mkdir()
-    with refused("another set is already called test-own; rename"):
-        load((tmp_path / "test").rename(tmp_path / "test-own"), pool, data_dir=f"{data_dir},{tmp_path / 'own'}")
+    with refused("another set is already called test-go; rename"):
+        load((tmp_path / "test").rename(tmp_path / "test-go"), pool, language="go")

@@ -1,7 +1,6 @@
-"""The rows of a run: sources, selection, and error messages for unusable rows."""
+"""The rows of a run: languages, selection, and error messages for unusable rows."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from refusals import refused
+from tables import tables_of
 from trees import source_tree
 
 from soft_trainer import load_rows
@@ -19,7 +19,6 @@ from soft_trainer.data.languages import languages_in
 from soft_trainer.data.row_checks import check_split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.fingerprint import splits_hash
 from soft_trainer.shell import rows as run_rows
@@ -28,7 +27,7 @@ from soft_trainer.shell.sources import check_sources
 
 
 def load(profile=None, **arguments):
-    return pushed_tables(load_data(DataArguments(**arguments), profile or EncoderProfile()))
+    return tables_of(load_data(DataArguments(**arguments), profile or EncoderProfile()))
 
 
 def folders(tmp_path, data_dir, **sizes):
@@ -80,7 +79,6 @@ KNOWN = "supports only ruby, python, java, javascript, php, go"
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"data_dir": "here", "filters": "links"}, f"language='rust': filters {KNOWN}"),
         ({"data_dir": "here", "data_flow_length": 8}, f"language='rust': data flow {KNOWN}"),
         ({"source_dir": "here", "language": "perl"}, f"language='perl': mining {KNOWN}, c, rust"),
         ({}, f"language='rust': CodeSearchNet {KNOWN}"),
@@ -103,15 +101,13 @@ def test_rows_without_a_language_are_in_the_one_that_was_given(write_folder, row
     graphs = EncoderProfile(data_flow_length=8)
     data = load(graphs, language="python", data_dir=str(folder))
     assert {language for split in data.values() for language in split["language"]} == {"python"}
-    data = load(language="python", data_dir=str(folder), filters="unparseable,tests")
-    assert set(data["train"]["language"]) == {"python"}
     with pytest.raises(UserError, match="train: no column 'language'.*set language"):
         check_split(load_rows(folder)["train"], "train", graphs)
 
 
 def test_training_rows_need_no_url(write_folder, rows):
     folder = write_folder(train=without(rows[:8], "url"))
-    data = load(language="python", data_dir=str(folder), max_train_rows=5, filters="links,near_duplicates")
+    data = load(language="python", data_dir=str(folder), max_train_rows=5)
     assert len(data["train"]) == 5 and data["train"]["url"][0].startswith("code:")
 
 
@@ -187,21 +183,6 @@ def test_the_options_reach_the_mining_and_stdlib_is_that_of_the_running_python(m
     monkeypatch.setattr("soft_trainer.mining.tree.mine_to", mine)
     with refused(Path(json.__file__).parents[1], "'keep': ['tests', 'links']"):
         load(language="python", source_dir="stdlib", mining_keep="tests,links")
-
-
-def test_filters_drop_rows_and_say_how_many(write_folder, rows, capsys):
-    bad = {**rows[3], "docstring": "see http://example.org", "docstring_tokens": ["see", "http://example.org", "now"]}
-    options = {"language": "python", "data_dir": str(write_folder(train=[*rows[:3], bad]))}
-    for filters, words in (("links, short_functions", "train: no rows"), ("spelling", "no such rule")):
-        with refused(words):  # every function in these rows has only one line
-            load(**options, filters=filters)
-    kept = load(**options, filters="links")
-    assert kept["train"]["url"][:] == [row["url"] for row in rows[:3]] and len(kept["codebase"]) == 4
-    lines = capsys.readouterr().err.splitlines()
-    assert any(re.match(r"\| rule +\| +rows dropped: train \|", line) for line in lines)
-    assert any(re.match(r"\| links +\| +1 \| +0 \| +0 \| +\|", line) for line in lines)
-    load(**options, filters="links,comments")
-    assert re.search(r"\| rows without their comments +\|( +0 \|){4}", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

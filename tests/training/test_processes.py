@@ -52,8 +52,6 @@ CASES = {
     "lora": {"batch": 8, "lora": LORA, "pool": 33, "ddp_find_unused_parameters": False},
     "lora_merged_cached": {"batch": 8, "lora": LORA, "merge_lora": True, "gradient_cache_chunk_size": 3},
     "matryoshka_cached": {"batch": 8, "matryoshka_dims": "32,8", "pool": 33, "gradient_cache_chunk_size": 3},
-    "sources": {"batch": 6, "sources": 9, "source_sampling": "round_robin"},
-    "sources_similar": {"batch": 6, "sources": 12, "train_sampling_strategy": "similar"},
     **{f"strategy_{name}": {"batch": 6, "train_sampling_strategy": name} for name in STRATEGIES},
 }
 LOCAL = {"batch": 12, "gather_negatives": False, "train_sampling_strategy": "sequential", "dataloader_drop_last": True}

@@ -89,9 +89,6 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
     scored = options.pop("scores", False)
     if scored:
         rows = with_scores(rows)
-    train = rows
-    if sources := options.pop("sources", None):
-        train = {"first": rows.select(range(sources)), "rest": rows.select(range(sources, len(rows)))}
     lora = options.pop("lora", None)
     estimator = ExactInitialModel(cache_dir=None) if options.pop("initial_model", False) else BM25Estimator()
     if scored:

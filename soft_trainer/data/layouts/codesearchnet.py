@@ -11,7 +11,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import flat
 from soft_trainer.data.columns import without_empty
-from soft_trainer.data.folders import HUB_NAME, SPLITS, list_files
+from soft_trainer.data.folders import SPLITS, is_hub_name, list_files
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.data.layouts.tables import named_splits, read_tables
@@ -24,8 +24,6 @@ TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "do
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")
 FEATURES = Features({name: Value("string") for name in TEXTS} | {name: List(Value("string")) for name in TOKEN_LISTS})
 # A user's file may also have `negatives`: urls or texts of functions that do not answer the row's query.
-FILE_FEATURES = Features(FEATURES | {"negatives": List(Value("string"))})
-FILE_FEATURES["scores"] = List(Value("float64"))  # of the function, then of the negatives
 
 HUB_COLUMNS = {
     "repository_name": "repo",
@@ -38,7 +36,6 @@ HUB_COLUMNS = {
     "split_name": "partition",
     "func_code_url": "url",
 }
-HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 
 
 def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> dict[str, Dataset]:
@@ -55,21 +52,21 @@ def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> dict[str,
 
 
 def load_hub(name: str, configuration: str | None = None, revision: str | None = None) -> dict[str, Dataset]:
-    """Reads the splits of a data set on the Hub, which may be one that `--push_data_to_hub` pushed.
+    """Reads the splits of a data set on the Hub, which may be a folder of rows such as `soft-trainer mine` writes.
 
     CodeSearchNet's columns on the Hub get the names that its JSON Lines files use. If no split has a known name, all
     rows become train.
 
     Args:
-        configuration: the data set's configuration, such as a language of CodeSearchNet. In a data set that
-            `--push_data_to_hub` made, this selects rows by the column `language`.
+        configuration: the data set's configuration, such as a language of CodeSearchNet. In a folder of
+            rows, this selects rows by the column `language`.
         revision: a branch, tag or commit.
 
     Raises:
         UserError: `name` is not a name on the Hub, the data set does not exist, the Hub cannot be reached, or no row
             is in the language.
     """
-    if not HUB_NAME.fullmatch(name):
+    if not is_hub_name(name):
         raise UserError(f"{name}: no such folder or file, and not a name on the Hub (USER/NAME){nearest_file(name)}")
     with reading_hub(f"{name} ({configuration})" if configuration else name):
         folder = _pushed_folder(name, revision)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, load_from_disk
+from datasets import Dataset, Features, load_dataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset
@@ -95,6 +95,9 @@ def read_tables(files: Files) -> tuple[dict[str, Dataset], dict[str, str], bool]
             named = isinstance(loaded, dict)
             return named_splits(loaded if named else {"train": loaded}), {}, named
     paths = row_files(files)
+    if not paths and any(format_of(path.name) for path in source.glob("*/*")):  # a copy of a data set of the Hub
+        with reading(source):
+            return named_splits(load_dataset(str(source))), {}, True
     if not paths:
         raise UserError(f"{source}: no rows; expected {ACCEPTED} files, such as train.jsonl or rows.csv")
     tables = {split: table_of_files(paths[split]) for split in SPLITS if split in paths}
@@ -164,10 +167,8 @@ def batches_of(path: Path, dropped: set[str]) -> Iterator[pa.Table]:
 def _read_parquet(path: Path, dropped: set[str]) -> Iterator[pa.Table]:
     """Reads a Parquet file, plain or compressed. Classes that `datasets` has written become their names."""
     with open_bytes(path) as file:
-        source = path
-        if uncompressed_name(path.name) != path.name:
-            source = pa.BufferReader(file.read())
-        read = pq.ParquetFile(source)
+        # pyarrow reads a relative path such as `rows:v1.parquet` as a URI, so it gets an open file.
+        read = pq.ParquetFile(file if uncompressed_name(path.name) == path.name else pa.BufferReader(file.read()))
         classes = {}
         if b"huggingface" in (read.schema_arrow.metadata or {}):
             classes = class_names(Features.from_arrow_schema(read.schema_arrow))

@@ -15,7 +15,6 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.results import metrics_table
 from soft_trainer.evaluation.retrieval import rank_corpus
-from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.shell.evaluation_sets import load_evaluation_sets
 from soft_trainer.shell.rows import load_data
@@ -79,8 +78,6 @@ def test_a_folder_is_the_rows_of_a_run(folder):
     assert [*data] == ["train", "test"] and data["test"].judgments.relevant.nnz == 3
     with refused("no rows of valid"):
         load_data(arguments, EncoderProfile(), needed=("train", "valid"))
-    with refused("push_data_to_hub can push only pairs of a query and a function, but train has judgments"):
-        pushed_tables(data)
 
 
 def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(folder):

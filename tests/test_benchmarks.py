@@ -1,4 +1,4 @@
-"""The benchmarks for a GPU run without one, on a handful of rows."""
+"""The benchmarks run at their smallest size, those for a GPU without one, on a handful of rows."""
 
 import json
 import os
@@ -91,21 +91,37 @@ def test_waits_are_counted_by_line(parts, monkeypatch):
         counter.on_step_end(None, SimpleNamespace(global_step=step + 1), None)
     assert modes == ["warn", "default"]
     ((line, number),) = counter.calls.items()
-    assert number == 3 and line.startswith("tests/test_gpu_benchmarks.py:")
+    assert number == 3 and line.startswith("tests/test_benchmarks.py:")
+
+
+SMALLEST = {
+    "step.py": (
+        ["--data_dir", "ROWS", "--size", "32x1", "--lengths", "16,24", "--batch_sizes", "8"],
+        "largest difference",
+    ),
+    "search.py": (["--folder", "TREE"], "query"),
+    "kill_and_resume.py": (["--data_dir", "ROWS", "--batch_size", "4", "--kills", "1", "--on_two", "0"], "equal"),
+}
 
 
 @pytest.mark.slow
-def test_the_study_tunes_runs_and_compares(data_dir, encoder_dir, tmp_path):
-    mined = tmp_path / "mined"
-    mined.mkdir()
-    for language in ("go", "java", "javascript", "php", "python", "ruby"):
-        (mined / language).symlink_to(data_dir)
-    options = ["--mined", mined, "--csn_ruby", data_dir, "--model", encoder_dir, "--batch_size", "8", "--workers", "0"]
-    options += ["--minutes", "30", "--rates", "2e-5"]
-    code, printed = run(tmp_path, "gpu_study.py", "tune", *options)
-    assert code == 0 and "MRR on valid by learning rate" in printed, printed
-    code, printed = run(tmp_path, "gpu_study.py", "run", *options)
-    assert code == 0 and "| csn-ruby " in printed and "MRR minus mnrl (95 % interval)" in printed, printed
-    lines = [json.loads(line) for line in (tmp_path / "gpu_study.jsonl").read_text().splitlines()]
-    assert [line["mode"] for line in lines] == ["tune"] * 4 + ["run"] * 5
-    assert all(len(ranks) == 4 for ranks in lines[-1]["ranks"].values())
+@pytest.mark.parametrize("script", SMALLEST)
+def test_the_commands_of_the_pages_run(script, data_dir, tmp_path):
+    options, expected = SMALLEST[script]
+    where = {"ROWS": str(data_dir), "TREE": str(tmp_path / "tree")}
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "dates.py").write_text("def parse_date(text):\n    return text.split('-')\n")
+    if script == "step.py":
+        options = [
+            *options,
+            "--repetitions",
+            "1",
+            "--ways",
+            "ours,sentence-transformers",
+            "--dtype",
+            "float32,bfloat16",
+        ]
+    command = [sys.executable, str(BENCHMARKS / script), *(where.get(option, option) for option in options)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and expected in done.stdout, done.stdout + done.stderr
