@@ -4,9 +4,9 @@
     python benchmarks/base_encoder.py make --work WORK --model sentence-transformers/all-MiniLM-L6-v2
 
 `rows` writes the training rows to WORK, and the list of their packages to `base_packages.tsv`. The rows are the
-documented functions of packages: of those that are unpacked in `SOURCES/LANGUAGE/PACKAGE` (source packages of Debian
-and packages of npm), and of those that are installed in the running Python, which should have this package with its
-extra `test`. DIR has the sets that are measured. `excluded_names` and `Tests` decide which rows are left out.
+documented functions of packages: of those that are unpacked in `SOURCES/LANGUAGE/PACKAGE` (of Debian and npm), and of
+those that are installed in the running Python, which should have this package with its extra `test`. DIR has the sets
+that are measured. `excluded_names` and `Tests` decide which rows are left out.
 
 `make` distils MiniLM over the words in the rows, trains the vectors with `Settings`, which `base_study.md` chose, and
 writes them, as int8, to `soft_trainer/encoders/base`.
