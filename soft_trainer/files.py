@@ -55,7 +55,7 @@ _RESERVED = re.compile(r'[%/\\:*?"<>|\x00-\x1f]')  # characters that some file s
 CHECKPOINTS = "checkpoint-*"
 SETTINGS_FILE = "config_sentence_transformers.json"
 SENTENCE_TRANSFORMERS_FILES = (
-    *("modules.json", "sentence_bert_config.json", SETTINGS_FILE),
+    *("modules.json", "sentence_bert_config.json", SETTINGS_FILE, "soft_trainer_static.py"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
 )
 ENCODER_FILES = (PROFILE_FILE, *WEIGHT_FILES, *ONNX_FILES, *TOKENIZER_FILES, *SENTENCE_TRANSFORMERS_FILES)

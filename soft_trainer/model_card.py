@@ -29,7 +29,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static_numpy import NO_LENGTH
+from soft_trainer.encoders.static_numpy import NO_LENGTH, is_static_config
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
 from soft_trainer.files import (
@@ -99,6 +99,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     path = repository_file(encoder_name, "config.json", encoder_revision)
     config = read_json(path) if path else {}
     with_code = "auto_map" in config
+    static = is_static_config(config)
     settings = []
     for label, value in {**record["loss"], **record["training"]}.items():
         if value is not None:
@@ -118,14 +119,14 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         load_arguments=f'"{folder}"' + ", trust_remote_code=True" * with_code,
         with_code=with_code,
         encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
-        model_arguments=read_json(folder / "sentence_bert_config.json").get("model_args", {}),
+        model_arguments={} if static else read_json(folder / "sentence_bert_config.json").get("model_args", {}),
         query_prefix=json.dumps(profile.query_prefix),
         code_prefix=json.dumps(profile.code_prefix),
         results=metrics_table(results, chosen_on=record.get("chosen_on", ())) if any(results.values()) else None,
         settings=_text_table(("setting", "value"), settings),
         pairs=statistics.get("train", {}).get("rows"),
         picture=TRAINING_PICTURE if (folder / TRAINING_PICTURE).is_file() else None,
-        static=config.get("model_type") == "xlnet" and config.get("n_layer") == 0,
+        static=static,
         statistics=statistics and statistics_table(statistics, complete=False),
     )
 

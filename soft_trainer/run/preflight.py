@@ -162,12 +162,14 @@ def rows_of_steps(args) -> int | None:
     return args.max_steps * size * args.gradient_accumulation_steps * args.world_size
 
 
-def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
+def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int], model: PreTrainedModel) -> None:
     """Checks that a user's data collator works with the other settings.
 
     Raises:
-        UserError: there are several processes, hard negatives, or prompts that pooling skips.
+        UserError: there are several processes, hard negatives, or prompts that pooling skips, or a static encoder.
     """
+    if hasattr(model, "weigh"):
+        raise UserError("data_collator: a static encoder weighs tokens in its own collator; drop data_collator")
     if plan.processes > 1:
         raise UserError(f"data_collator: a custom collator works in one process, not in {plan.processes}")
     if plan.options.negatives_per_query:

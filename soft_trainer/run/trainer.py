@@ -41,7 +41,6 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_model
 from soft_trainer.encoders.packing import Passes
 from soft_trainer.encoders.passes import decide_passes
-from soft_trainer.encoders.static_torch import exclude_unknown_token
 from soft_trainer.errors import NotFiniteError, UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
@@ -190,19 +189,19 @@ class RunTrainer(Trainer):
 
     def _use_plan(self) -> None:
         """Makes the collator that the plan needs, and checks the plan against the rows and the encoder."""
-        exclude_unknown_token(self.model, self.processing_class)
         self._decide_passes()
         prompts = {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
         if self._collates:
+            encoder = Encoder(self.model, self.processing_class, self.encoder, passes=self.passes)
             self.data_collator = PairCollator(
-                collator_of(self.passes, self.processing_class.pad_token_id, self.args.device),
+                collator_of(encoder, self.args.device),
                 {side: self.encoder.max_tokens(side) for side in SIDES},
                 prompts,
                 self.plan.options.gradient_cache_chunk_size,
                 pieces_of(self.passes, self.args.device, self.model),
             )
         else:
-            preflight.check_own_collator(self.plan, prompts)
+            preflight.check_own_collator(self.plan, prompts, self.model)
             options = dataclasses.replace(self.plan.options, negatives_per_query=0)  # it reads only pairs
             self.plan = dataclasses.replace(self.plan, options=options)
         preflight.check_encoder(self.model, self.processing_class, self.encoder)

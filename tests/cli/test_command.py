@@ -144,7 +144,7 @@ TRAIN = ["train", "--model", "base", "--data_dir"]
 )
 def test_a_mistake_does_not_wait_for_torch(words, says, waits_for, data_dir, tmp_path):
     (tmp_path / "static").mkdir()
-    (tmp_path / "static" / "config.json").write_text('{"model_type": "xlnet", "n_layer": 0}')
+    (tmp_path / "static" / "config.json").write_text('{"model_type": "soft_trainer_static"}')
     places = {"ROWS": data_dir, "ROW": str(data_dir)[:-1], "STATIC": tmp_path / "static"}
 
     def replaced(text: str) -> str:
