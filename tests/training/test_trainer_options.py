@@ -391,7 +391,7 @@ def test_an_own_collator_is_refused_with_several_processes(trainer_of):
     trainer = trainer_of()
     plan = dataclasses.replace(trainer.plan, processes=2)
     with refused("data_collator: a custom collator works in one process, not in 2"):
-        check_own_collator(plan, {})
+        check_own_collator(plan, {}, trainer.model)
 
 
 def test_an_own_collator_makes_the_inputs_of_both_sides(trainer_of):
