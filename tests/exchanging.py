@@ -107,7 +107,7 @@ def steps(folder: Path, counted: Counted) -> dict:
         def training_step(self, *args, **kwargs):
             with counted.on():
                 loss = super().training_step(*args, **kwargs)
-            self.taken.append(counted.calls)
+            self.taken.append(dict(counted.calls))
             return loss
 
     args = SoftInfoNCETrainingArguments(
