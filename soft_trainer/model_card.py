@@ -69,7 +69,9 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     profile = EncoderProfile.load(folder / PROFILE_FILE)
     name = record["model_id"] or str(folder)
     title = name.rsplit("/", 1)[-1]
-    tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
+    is_code = bool(record["languages"])  # otherwise, the rows may be questions and answers
+    thing = "function" if is_code else "document"
+    tags = ["sentence-transformers", "feature-extraction", *["code-search"] * is_code, "soft-infonce"]
     adapter = None
     if (folder / ADAPTER_CONFIG).is_file():
         adapter = "adapter"
@@ -89,7 +91,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         license=record.get("license"),
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        language=["code"],
+        language=["code"] if is_code else None,
         tags=[*tags, *record["languages"]],
         model_name=title,
         eval_results=_eval_results(record) or None,
@@ -109,6 +111,8 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         header,
         template_path=str(_TEMPLATE),
         record=record,
+        thing=thing,
+        things=f"{thing}s",
         profile=profile,
         no_length=NO_LENGTH,
         adapter=adapter,
@@ -116,6 +120,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         base=record["base_model"] and _shown_name(record["base_model"]),
         unmerged=UNMERGED,
         shown_name=_shown_name,
+        folder=f'"{folder}"',
         load_arguments=f'"{folder}"' + ", trust_remote_code=True" * with_code,
         with_code=with_code,
         encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
@@ -158,6 +163,7 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
     }
     if chosen_rows(record):
         own = {"dataset_type": "code-search", "dataset_name": f"some rows of {own['dataset_name']}"}
+    things = "functions" if languages else "documents"
     results = []
     for split, systems in record["results"].items():
         trained = systems.get("trained", {})
@@ -169,10 +175,10 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
             if metric in trained:
                 result = EvalResult(
                     task_type="text-retrieval",
-                    task_name="Code search",
+                    task_name="Code search" if languages else "Retrieval",
                     dataset_split=split,
                     metric_type=metric,
-                    metric_name=f"{title} over {int(trained['pool_size']):,} functions",
+                    metric_name=f"{title} over {int(trained['pool_size']):,} {things}",
                     metric_value=round(trained[metric], 4),
                     **named,
                 )

@@ -196,8 +196,8 @@ def content_of(kind: str, value: str) -> str:
 
 # ---- What was loaded ----
 
-# Arguments of estimators that do not affect similarities. The content of an encoder is compared instead of its name.
-_UNREAD_ESTIMATOR = ("cache_dir", "batch_size", "trust_remote_code", "model_name_or_path")
+# Arguments of estimators that do not affect similarities.
+_UNREAD_ESTIMATOR = ("cache_dir", "batch_size", "trust_remote_code")
 
 
 def splits_hash(splits: Split | Mapping[str, Split] | None) -> str | None:
@@ -240,6 +240,8 @@ def _object(kind: str, owner) -> dict[str, object]:
     if named.__module__.startswith("soft_trainer."):
         for name in inspect.signature(named).parameters:
             value = getattr(owner, name, None)
+            if name == "model_name_or_path" and value is not None:
+                value = content_of("encoder", str(value))
             if name not in _UNREAD_ESTIMATOR and isinstance(value, int | float | str | None):
                 found[f"{kind}'s {name}"] = value
     return found

@@ -1,4 +1,4 @@
-"""Saves checkpoints on Ctrl-C, on SIGTERM and by time, and explains what to do after an interruption."""
+"""Saves checkpoints on Ctrl-C, on SIGTERM or SIGUSR1 and by time, and explains what to do after an interruption."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from soft_trainer.run.folder import best_checkpoint, has_finite_weights, newest_
 from soft_trainer.terminal import print_on_main
 
 ROLLING_SECONDS = 600  # between two checkpoints of a run from the command line
+# Ctrl-C, what a scheduler sends, and what SLURM sends before its time limit (`#SBATCH --signal`).
+STOPPING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 SAME_INTERRUPT = 1.0  # seconds in which a launcher repeats a Ctrl-C that its processes have received already
 
 
@@ -95,9 +97,9 @@ def _end_at_once(control) -> None:
 class Stopping(TrainerCallback):
     """A callback that asks for a checkpoint in addition to `save_strategy`.
 
-    It does so after Ctrl-C and SIGTERM, which also stop training, and in a run from the command line by time, so that
-    a process that is killed loses minutes. All processes decide the same at the same step. A second Ctrl-C acts at
-    once.
+    It does so after the signals in `STOPPING`, which also stop training, and in a run from the command line by time,
+    so that a process that is killed loses minutes. All processes decide the same at the same step. A second Ctrl-C
+    acts at once.
 
     Attributes:
         signal: the signal that stops training, or 0 as long as no process has received one.
@@ -122,7 +124,7 @@ class Stopping(TrainerCallback):
         in_main = threading.current_thread() is threading.main_thread()
         if not in_main or self._before or state.is_hyper_param_search:
             return
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:  # a shell starts background jobs with SIGINT ignored
                 self._before[number] = signal.signal(number, self._on_signal)
 
@@ -176,7 +178,7 @@ class Stopping(TrainerCallback):
 
     def _on_signal(self, number, frame):
         if os.getpid() != self._process:  # a data worker inherits the handler but has nothing to save
-            if number == signal.SIGTERM:
+            if number != signal.SIGINT:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return

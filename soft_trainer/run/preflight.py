@@ -34,7 +34,7 @@ from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
 
 DYNAMIC = "ACCELERATE_DYNAMO_USE_DYNAMIC"
-LARGEST_DEFAULT_BATCH = 128
+LARGEST_DEFAULT_BATCH = 512
 BASE_COMPARED = "_base_compared"  # this attribute of a model with an adapter says that the base was compared
 
 

@@ -277,7 +277,7 @@ class RunTrainer(Trainer):
         Raises:
             UserError: the settings and the data are incompatible, or the checkpoint is from another run.
             NotFiniteError: the loss, the gradient or a weight became NaN or infinite.
-            SystemExit: SIGTERM stopped training after a checkpoint was saved. The code is 143.
+            SystemExit: SIGTERM or SIGUSR1 stopped training after a checkpoint was saved. The code is 143.
             KeyboardInterrupt: Ctrl-C stopped training, after a checkpoint was saved, or at once if it was pressed
                 twice. The message says how to continue.
         """
@@ -324,7 +324,7 @@ class RunTrainer(Trainer):
                 remedy = interruption.how_to_continue(self.args, step)
                 if received == signal.SIGINT:
                     raise KeyboardInterrupt(f"interrupted at step {step}: {remedy}")
-                print_on_main(f"stopped by SIGTERM at step {step}: {remedy}")
+                print_on_main(f"stopped by {signal.Signals(received).name} at step {step}: {remedy}")
                 raise SystemExit(143)
         finally:
             self.ongoing = Training()
