@@ -76,7 +76,6 @@ class SoftInfoNCETrainer(RunTrainer):
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
         query_column, code_column, id_column, negatives_column: the names of the rows' columns, if `load_rows` does not
             recognise them.
-        details: what a script knows about the run: the sets to measure, and what to record.
         kwargs: any other arguments of `transformers.Trainer`.
 
     Raises:
@@ -101,14 +100,14 @@ class SoftInfoNCETrainer(RunTrainer):
         code_column: str | None = None,
         id_column: str | None = None,
         negatives_column: str | None = None,
-        details: RunDetails | None = None,
+        _details: RunDetails | None = None,
         **kwargs,
     ):
         starting = preflight.first_encoder(model, processing_class, encoder, kwargs)
         columns = ColumnNames(query_column, code_column, id_column, negatives_column)
         split = training_split(train_dataset, "train_dataset", columns, preflight.rows_of_steps(args))
         sets = evaluation_splits(eval_dataset, codebase, "eval_dataset", columns)
-        details = details or RunDetails()
+        details = _details or RunDetails()  # a script passes it: the sets to measure, and what to record
         own_loss = None
         for name in ("compute_loss", "block_loss"):
             if getattr(type(self), name) is not getattr(SoftInfoNCETrainer, name):
@@ -321,15 +320,15 @@ class SoftInfoNCETrainer(RunTrainer):
             codes = self.embed_rows(split.corpus, "code")
         output = rank_corpus(queries, codes, split, self.encoder, self.evaluated_dims, top_k)
         metrics = output.metrics
+        label_ids = best_answers(split.judgments)
         if self.compute_metrics is not None:
-            predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))
-            found = self.compute_metrics(EvalPrediction(predictions, best_answers(split.judgments)))
+            found = self.compute_metrics(EvalPrediction(output.predictions, label_ids))
             for name, value in denumpify_detensorize(found).items():
                 metrics[name] = value.item() if getattr(value, "ndim", None) == 0 else value
         metrics |= speed_metrics("", start, num_samples=len(split.queries))
         prefix = f"{metric_key_prefix}_"  # the user's metrics may have it; speed metrics start with "_"
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}
-        return dataclasses.replace(output, metrics=metrics)
+        return dataclasses.replace(output, metrics=metrics, label_ids=label_ids)
 
     def predict_sets(self, sets: Mapping[str, Split], metric_key_prefix: str = "test") -> dict[str, RetrievalOutput]:
         """Ranks the corpus of each split as `predict` does, and encodes a corpus that several splits share only once.

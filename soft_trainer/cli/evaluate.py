@@ -104,7 +104,7 @@ def run(
                         f"run_file={path}: {file} or {file}.qrels would be overwritten; set another run_file, or "
                         "--overwrite true"
                     )
-        trainer = SoftInfoNCETrainer(encoder, args, details=dataclasses.replace(rows, followed=()))
+        trainer = SoftInfoNCETrainer(encoder, args, _details=dataclasses.replace(rows, followed=()))
         for warning in profile_warnings(trainer.model, encoder.profile):
             print_on_main(warning)
 
