@@ -18,10 +18,10 @@ from soft_trainer import (
     EstimatorCallback,
     SoftInfoNCETrainer,
     SoftInfoNCETrainingArguments,
-    distributed,
     load_encoder,
 )
 from soft_trainer.estimators.neighbours import Excluded, cached_neighbours, nearest_rows
+from soft_trainer.system import distributed
 
 COLLECTIVES = (
     "all_gather all_gather_single all_gather_into_tensor all_gather_object all_reduce broadcast broadcast_object_list "

@@ -7,7 +7,8 @@ from pathlib import Path
 import soft_trainer
 
 PACKAGE = Path(soft_trainer.__file__).parent
-# From top to bottom. Layers on the same line do not import each other.
+# From top to bottom. Layers on the same line do not import each other. The modules of `options` and `hub` that declare
+# options and read the Hub stand below what uses them.
 ORDER = [
     ("cli",),
     ("studies",),
@@ -17,8 +18,7 @@ ORDER = [
     ("trainer",),
     ("run",),
     ("training",),
-    ("merging",),
-    ("hub", "model_card"),
+    ("hub",),
     ("evaluation",),
     ("estimators",),
     ("data",),
@@ -26,26 +26,21 @@ ORDER = [
     ("mining",),
     ("encoders",),
     ("criterion",),
-    ("loss_options",),
-    ("option_spec",),
+    ("options.loss_options",),
+    ("options.spec",),
     ("losses", "weights"),
     ("dataflow",),
     ("source",),
     ("metrics",),
-    ("references",),
+    ("options.references",),
     ("shares",),
-    ("choices",),
-    ("cards",),
-    ("hub_files",),
-    ("packaged",),
-    ("fingerprints",),
-    ("files",),
-    ("terminal",),
-    ("distributed",),
+    ("options.choices",),
+    ("hub.files",),
+    ("system",),
     ("errors",),
 ]
 # All layers that search may import.
-SEARCH_IMPORTS = set("dataflow encoders errors files fingerprints mining packaged source terminal".split())
+SEARCH_IMPORTS = set("dataflow encoders errors mining source system".split())
 # The folders of search form layers too, with the modules in its root between them.
 SEARCH_ORDER = ["measuring", "serving", "code_index", "searching", "view", "snapshot", "ranking", "index"]
 LEVEL = {layer: level for level, layers in enumerate(ORDER) for layer in layers}
@@ -68,18 +63,25 @@ def imported_layers(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "soft_trainer":
-            names = [f"soft_trainer.{alias.name}" for alias in node.names] if node.module == "soft_trainer" else []
-            names = names or [node.module]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        parts = [name.split(".")[1] for name in names if name.startswith("soft_trainer.")]
-        # A name imported from the package counts as an import from the name's layer.
-        found |= {HOMES.get(part, part) for part in parts}
+        for name in names:
+            if name.startswith("soft_trainer."):
+                _, part, *rest = name.split(".")
+                # A name imported from the package counts as an import from the name's layer.
+                found.add(layer([HOMES.get(part, part), *rest]))
     return found
 
 
+def layer(parts) -> str:
+    """Returns the layer of a module or name below the package, given the parts of its name."""
+    part_of_folder = ".".join(parts[:2])
+    return part_of_folder if part_of_folder in LEVEL else parts[0]
+
+
 def layer_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+    return layer(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
 @cache

@@ -12,7 +12,6 @@ from soft_trainer import (
     SoftInfoNCETrainer,
     SoftInfoNCETrainingArguments,
     distil_static,
-    distributed,
     load_encoder,
 )
 from soft_trainer.data.load import training_split
@@ -21,6 +20,7 @@ from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.estimators.scores import CrossEncoderEstimator
 from soft_trainer.options.fields import EstimatorOptions
 from soft_trainer.sentence_transformers import SoftInfoNCELoss, with_rows
+from soft_trainer.system import distributed
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -22,7 +22,6 @@ from soft_trainer import (
     EstimatorCallback,
     SoftInfoNCETrainer,
     SoftInfoNCETrainingArguments,
-    distributed,
     load_encoder,
 )
 from soft_trainer.encoders.adapters import add_lora
@@ -30,6 +29,7 @@ from soft_trainer.estimators.base import as_array
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.estimators.scores import ScoresEstimator
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.system import distributed
 
 COMMON = {
     "learning_rate": 1e-2,
