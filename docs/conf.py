@@ -72,6 +72,7 @@ api
 ../benchmarks/RESULTS
 ../benchmarks/base_study
 ../benchmarks/gpu
+../benchmarks/position_study
 ../benchmarks/recipe_study
 ../benchmarks/merge_study
 ../benchmarks/scores_study
