@@ -146,21 +146,6 @@ def equal_rows(hashes: Mapping[str, np.ndarray], others: Iterable[Mapping[str, n
     return equal
 
 
-def without_held_out(train: Split, evaluated: Iterable[Split], corpora: bool = False) -> Split:
-    """Drops the training pairs whose id, query or function also occurs in a pair of an evaluation split.
-
-    Args:
-        corpora: whether to also drop pairs whose code or id occurs anywhere in the evaluation corpora.
-    """
-    others = []
-    for split in evaluated:
-        others.append(row_hashes(split.to_pairs()))
-        if corpora:
-            others.append(row_hashes(split.corpus))
-    equal = equal_rows(row_hashes(train.to_pairs()), others)
-    return train.keep(np.flatnonzero(~equal)) if equal.any() else train
-
-
 def warn_of_overlap(evaluated: Mapping[str, Split], train: Split) -> None:
     """Warns if pairs of an evaluation split share an id, query or function with a training pair. Prints how many."""
     trained = row_hashes(train.to_pairs()) if evaluated else {}

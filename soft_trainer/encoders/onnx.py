@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,10 +12,6 @@ from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.errors import UserError
 from soft_trainer.system.files import read_json
 
-if TYPE_CHECKING:
-    pass
-
-FOLDER = "onnx"
 FLOAT_FILE = "model.onnx"
 SETTINGS = "settings.json"
 TOKENIZER = "tokenizer.json"

@@ -15,11 +15,11 @@ _PACKAGE = Path(__file__).parents[1]
 RECIPES = _PACKAGE / "recipes" if (_PACKAGE / "recipes").is_dir() else _PACKAGE.parent / "recipes"
 
 
-_BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
+_BOOL, _INT, _FLOAT, _TIME = (f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "timestamp"))
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads scalars as YAML 1.2 does, so that `no` is a word and `1e-5` a number. Refuses a key that occurs twice."""
+    """Reads scalars as YAML 1.2 does: `no` is a word, `1e-5` a number, and `010` ten. Refuses a repeated key."""
 
     def construct_mapping(self, node, deep=False):
         """Returns the mapping of a node. Raises UserError for a key that occurs twice."""
@@ -31,10 +31,12 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOL, _FLOAT)]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOL, _INT, _FLOAT, _TIME)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_BOOL, re.compile("(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(_INT, re.compile(r"[-+]?\d+$"), list("-+0123456789"))
+_Loader.add_constructor(_INT, lambda loader, node: int(loader.construct_scalar(node)))
 _NUMBER = r"(?:[-+]?(?:(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$"
 _Loader.add_implicit_resolver(_FLOAT, re.compile(_NUMBER), list("-+.0123456789"))
 

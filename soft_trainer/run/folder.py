@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer.errors import UserError
 from soft_trainer.run.fingerprint import change_of_length, changes
@@ -214,7 +215,7 @@ class OutputFolder(TrainerCallback):
         return False, checkpoint
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
-        """Updates the learning rate, which depends on the length of the run.
+        """Updates the learning rate, which depends on the length of the run, and finds the best checkpoint again.
 
         Raises:
             UserError: training would end before the resumed step.
@@ -227,6 +228,11 @@ class OutputFolder(TrainerCallback):
         if state.global_step and isinstance(lr_scheduler, LambdaLR):  # the checkpoint has the rate of a shorter run
             lr_scheduler.last_epoch -= 1
             lr_scheduler.step()
+        if state.global_step and state.best_global_step and state.best_model_checkpoint is None:
+            # The folder was renamed after the state was written, so `Trainer` has dropped the path.
+            best = Path(self.checkpoint).with_name(f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
+            if best.is_dir():
+                state.best_model_checkpoint = str(best)
 
     def on_step_begin(self, args, state, control, **kwargs):
         """Before the first step, removes the checkpoints that are not this run's, and records the run."""

@@ -142,7 +142,7 @@ def warn_of_trained_rows(option: str, source: str | Path, trained: Mapping | Non
         return
     then = {name: trained.get(name, option_specs(DataArguments)[name].default) for name in DIVIDING}
     divided = arguments and {name: getattr(arguments, name) for name in DIVIDING}
-    # For several sources, `data_dir` is a list of hashes.
+    # For several languages, `data_dir` is a list of hashes.
     if divided != then and source_fingerprint(source) in trained.get("data_dir", ()):
         settings = ", ".join(f"{name}={value}" for name, value in then.items() if value is not None)
         print_on_main(

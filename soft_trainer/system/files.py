@@ -146,7 +146,7 @@ def is_edited(card: str) -> bool:
 def keep_edited_card(folder: str | Path) -> None:
     """Renames the card in a folder, if there is one and a person has written or changed it."""
     path = Path(folder) / CARD
-    if path.is_file() and is_edited(path.read_text(encoding="utf-8")):
+    if path.is_file() and is_edited(path.read_text(encoding="utf-8", errors="replace")):
         path.replace(path.with_name(PREVIOUS_CARD))
 
 

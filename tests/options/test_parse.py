@@ -262,8 +262,8 @@ def test_help_all_lists_the_options_of_transformers_too(capsys):
     ("text", "value"),
     [
         *((text, float(text)) for text in ("1e-5", "1E5", "-2e3", "+.5", "5.", "0.1")),
-        *((text, int(text)) for text in ("10", "-3", "+3")),
-        *((text, text) for text in ("no", "yes", "on", "off", "1e", "1.5.2", "e5", ".e1")),
+        *((text, int(text)) for text in ("10", "-3", "+3", "010", "08")),
+        *((text, text) for text in ("no", "yes", "on", "off", "1e", "1.5.2", "e5", ".e1", "1:30", "2026-11-29")),
         *((text, text.lower() == "true") for text in ("true", "False", "TRUE")),
     ],
 )

@@ -179,10 +179,11 @@ CARD = signed(f"# Card\n\n{WRITTEN} A sentence. -->\n")
         (CARD + "Ours.\n", False),  # below the line
         (CARD.replace(WRITTEN, "<!-- "), True),
         ("", True),
+        ("größer", True),  # not in UTF-8
     ],
 )
 def test_a_card_that_a_person_edited_is_kept_and_no_other(tmp_path, text, kept):
-    (tmp_path / "README.md").write_text(text)
+    (tmp_path / "README.md").write_text(text, encoding="latin-1")
     folder_of(tmp_path).clear()
     assert {path.name for path in tmp_path.iterdir()} == {"run.json"} | ({"README.md.previous"} if kept else set())
 

@@ -152,17 +152,18 @@ CHOSEN = [  # an evaluation a step, a checkpoint every two steps; the step of th
 
 @pytest.mark.parametrize(("values", "greater", "best"), CHOSEN)
 @pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_best_saved_checkpoint_is_kept_and_loaded(trainer_of, values, greater, best, resumed):
-    def made(steps):
+def test_the_best_saved_checkpoint_is_kept_and_loaded(trainer_of, tmp_path, values, greater, best, resumed):
+    def made(steps, name):
         arguments = {"compute_metrics": lambda _: {"quality": values[trainer.state.global_step - 1]}}
         options = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "load_best_model_at_end": True}
         options |= {"metric_for_best_model": "quality", "greater_is_better": greater, "max_steps": steps}
-        return trainer_of(arguments=arguments, **options, **EVALUATED)
+        return trainer_of(arguments=arguments, output_dir=str(tmp_path / name), **options, **EVALUATED)
 
     if resumed:
-        trainer = made(4)
+        trainer = made(4, "before")
         trainer.train()
-    trainer = made(6)
+        (tmp_path / "before").rename(tmp_path / "renamed")
+    trainer = made(6, "renamed")
     trainer.train("last" if resumed else None)
     (kept,) = Path(trainer.args.output_dir).glob("checkpoint-*")
     assert kept.name == f"checkpoint-{best}" and best_step(trainer) == best

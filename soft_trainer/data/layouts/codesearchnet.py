@@ -23,7 +23,6 @@ from soft_trainer.system.terminal import nearest_file, print_on_main
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")
 FEATURES = Features({name: Value("string") for name in TEXTS} | {name: List(Value("string")) for name in TOKEN_LISTS})
-# A user's file may also have `negatives`: urls or texts of functions that do not answer the row's query.
 
 HUB_COLUMNS = {
     "repository_name": "repo",
