@@ -1,6 +1,6 @@
 """Writes the figures of `gpu.md`, from the JSON file of `gpu.py`: `python benchmarks/gpu_page.py`.
 
-The text between the two comments in `gpu.md` is replaced. README quotes `headline`.
+The text between the two comments in `gpu.md` is replaced.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ FOLDER = Path(__file__).parent
 PAGE = FOLDER / "gpu.md"
 BEGIN, END = "<!-- figures -->\n", "<!-- end of the figures -->\n"
 PEER = "sentence-transformers"
-WITHOUT_CUDNN = f"{PEER} without cuDNN"
-BATCHES = (64, 256)
 
 
 def measured() -> dict[str, dict]:
@@ -39,23 +37,6 @@ def steps(parts: dict[str, dict]) -> list[dict]:
         peak = memory.get((row["batch"], row["way"])) if half else None
         found.append(row | {"peak memory, GiB": peak})
     return found
-
-
-def headline(parts: dict[str, dict]) -> dict[str, float]:
-    """Returns the figures that README quotes."""
-    figures = {}
-    memory = parts["memory"]["values"]["GiB"]
-    for row in steps(parts):
-        if row["ours is faster"]:
-            figures[f"step, {row['way']}, {row['precision']}, {row['batch']}"] = float(
-                row["ours is faster"].split()[0]
-            )
-    for batch in BATCHES:
-        figures[f"memory, {batch}"] = memory[f"ours {batch}"] / memory[f"{PEER} {batch}"]
-    loops = parts["loops"]["values"]["examples/s"]
-    for workers in (0, 4):
-        figures[f"loop, {workers}"] = loops[f"InfoNCE, {workers} workers"] / loops[f"{PEER}, {workers} workers"]
-    return figures
 
 
 def page() -> str:

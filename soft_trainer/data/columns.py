@@ -47,7 +47,7 @@ READ_AT_ONCE = 1000  # rows of text in memory at once
 class ColumnNames(NamedTuple):
     """The columns that a user has named in options such as `query_column`. Others are detected automatically.
 
-    With `shared`, the names apply to several sources, each of which may lack some of these columns.
+    With `shared`, the names apply to evaluation sets too, which may lack some of these columns.
     """
 
     query: str | None = None

@@ -171,7 +171,7 @@ def option_values(*parts) -> dict[str, object]:
 
 
 def _content(reference: Reference, languages: Sequence[str]) -> str | list[str]:
-    """Returns the hash or name of what an option refers to, or a list for several sources or languages."""
+    """Returns the hash or name of what an option refers to, or a list for several values or languages."""
     found = []
     for value in reference.values:
         for name in dict.fromkeys(value.replace("{language}", language.strip()) for language in languages):

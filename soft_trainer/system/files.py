@@ -140,7 +140,8 @@ def signed(card: str) -> str:
 
 def is_edited(card: str) -> bool:
     """Returns True if a person has written or changed a card."""
-    return WRITTEN not in card or signed(card) != card
+    below = card.rpartition(WRITTEN)[2].partition("-->")[2]
+    return WRITTEN not in card or signed(card) != card or below.strip() != ""
 
 
 def keep_edited_card(folder: str | Path) -> None:

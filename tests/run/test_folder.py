@@ -176,7 +176,8 @@ CARD = signed(f"# Card\n\n{WRITTEN} A sentence. -->\n")
         (signed(CARD), False),
         (CARD.replace("# Card", "# Our card"), True),
         ("Ours.\n" + CARD, True),
-        (CARD + "Ours.\n", False),  # below the line
+        (CARD + "Ours.\n", True),  # below the line
+        (CARD + "\n\n", False),
         (CARD.replace(WRITTEN, "<!-- "), True),
         ("", True),
         ("größer", True),  # not in UTF-8
