@@ -62,7 +62,8 @@ def search(
         sources, failing = view.failed_at(typed, allowed)
         if failing:
             queries.insert(-1, ranking.parse_query(failing))
-        each = [ranking.score(parsed, view.segments, similarity, trust) for parsed in queries]
+        exact = view.snapshot.signed(query.strip()) if len(queries) == 1 else ()
+        each = [ranking.score(parsed, view.segments, similarity, trust, exact) for parsed in queries]
         scores = each[0]
         if len(queries) > 1:
             scores = fuse(each, queries, named_files(query, view.segments), view.segments, allowed)

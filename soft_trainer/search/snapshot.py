@@ -95,6 +95,13 @@ class Snapshot:
             chunks &= self._named(name)
         return chunks
 
+    def signed(self, name: str) -> np.ndarray:
+        """Returns the chunks that define exactly a name with signs, such as `Cart#save!` or `operator==`."""
+        own = compact_name(_QUALIFIED.fullmatch(name)[2])
+        if own.isidentifier() or not len(self.segments.postings(DEFINED + whole(own))[0]):
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(self._named(name))
+
     def _named(self, name: str) -> np.ndarray:
         """Returns which chunks define a name, bool[chunks]. A `*` in the name matches anything.
 
@@ -120,7 +127,7 @@ class Snapshot:
     def _defining(self, name: str) -> np.ndarray:
         """Returns which chunks define an unqualified name, in which `*` matches anything, bool[chunks]."""
         terms = [DEFINED + whole(name)]
-        if "*" in name:
+        if "*" in name and not len(self.segments.postings(terms[0])[0]):  # `operator*`
             query = "SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'"
             known = (term for (term,) in self.database.execute(query))
             terms = fnmatch.filter(known, _fnmatch_pattern(DEFINED + name))

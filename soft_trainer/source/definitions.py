@@ -31,7 +31,8 @@ _MAX_NAME = 200  # characters
 _KINDS = ("wrapper", "container", "function", "type", "signature")
 # In C, `struct point p` mentions a structure and does not define it.
 _NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
-_TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
+# Type parameters outside a conversion, which they belong to: `operator Foo<int>`.
+_TYPE_PARAMETERS = re.compile(r"(\boperator\s+\w.*)|(?<=\w)<\s*\w[^<>]*>", re.DOTALL)
 _CONVERSION = re.compile(r"(\boperator\s+\w[^(]*)\(.*", re.DOTALL)  # `operator bool() const`
 _SPACE = re.compile(r"(?<!\w) | (?!\w)")  # a space that does not separate two words
 # A directive in which the grammars for C and C++ expect nothing after a comment, with its comments and lines.
@@ -232,7 +233,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
         ]
         name = definition_name(source, node, own, SOURCE_LANGUAGES[language].wrappers)
         definition = Definition(kind, name, node, own, around[-_MAX_AROUND:])
-        if name:
+        if name and kind != "signature":
             around.append(definition)
         yield definition
 
@@ -287,8 +288,10 @@ def definition_name(source: bytes, node: Node, wrappers: Sequence[Node], naming:
     """
     named = name_node(node)
     for wrapper in reversed(wrappers):
-        if named is None and (field := naming.get(wrapper.type)):
-            named = wrapper.child_by_field_name(field)
+        field = naming.get(wrapper.type)
+        target = wrapper.child_by_field_name(field) if field else None
+        if target and (named is None or b".prototype." in source[target.start_byte : target.end_byte]):
+            named = target
     if named is None:
         return ""
     if node.type == "function_definition" and (macro := defining_macro(source, node)):
@@ -300,7 +303,7 @@ def definition_name(source: bytes, node: Node, wrappers: Sequence[Node], naming:
     if node.type == "destructor_declaration":
         return f"~{text}"
     if not text.isidentifier():  # most names are, and this saves a tenth of the time
-        while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
+        while (shorter := _TYPE_PARAMETERS.sub(r"\1", text)) != text:
             text = shorter
         text = _CONVERSION.sub(r"\1", text)
         text = compact_name(text.replace("::", ".").removeprefix("this.").strip("\"'` \n"))

@@ -31,7 +31,7 @@ DATABASE = "index.sqlite"
 SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, model, truncate_dim
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
-FORMAT = 20  # increases when chunks, terms, languages or the schema change, so that indexes are built again
+FORMAT = 21  # increases when chunks, terms, languages or the schema change, so that indexes are built again
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 # A file's traits: 1 if it is a test; the number of folders above it; the number of words in its file name; 1 if it is

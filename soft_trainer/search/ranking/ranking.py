@@ -8,6 +8,7 @@ has the results, including results on eleven repositories that were never used f
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -137,12 +138,14 @@ def score(
     segments: Segments,
     similarity: np.ndarray | None = None,
     trust: float = 1.0,
+    exact: Sequence[int] = (),
 ) -> Scores:
     """Scores all files and chunks for a query by words and, optionally, by an encoder's similarity.
 
     Args:
         similarity: float32[chunks], the encoder's similarity to the query, or NaN for a chunk without an embedding.
         trust: a factor for the weight of the similarity.
+        exact: the chunks whose name the query is, with its signs.
     """
     owners = segments.owners
     norm, file_norm = _norms(segments)
@@ -171,7 +174,9 @@ def score(
             total += rarity
             chunk_words[chunks] += rarity
             chunk_summary[summary] += rarity
-    exact, defining = _defining(query, segments)
+    members, defining = _defining(query, segments)
+    if not len(exact):
+        exact = members
     for chunks, share in defining:
         defined[owners[chunks]] = np.maximum(defined[owners[chunks]], share)
         chunk_defined[chunks] = np.maximum(chunk_defined[chunks], share)
