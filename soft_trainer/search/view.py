@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from soft_trainer.errors import UserError
+from soft_trainer.search.index.chunks import OF_ENDING
 from soft_trainer.search.index.parsing import DEFINED
 from soft_trainer.search.index.words import WORD, parts, source_words, stem, terms, whole
 from soft_trainer.search.ranking import ranking
@@ -30,7 +31,7 @@ LOCATIONS = 100  # the locations in a text that are looked up
 FAILING_TESTS = 3  # the failing tests whose text is searched for
 MAX_MESSAGE = 60  # words; a longer line is no message
 # Filtering by one of these languages also allows the languages in its list.
-_RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
+_RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"]}
 CLOSE = 10  # the indexed words among which a similar one is chosen
 NEAREST = 0.7  # the least similarity of a misspelt word to the indexed word that is searched for instead
 SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for similar chunks
@@ -58,7 +59,9 @@ class View:
         languages = None
         if language:
             known = self.snapshot.languages
-            languages = known & {language.lower(), *_RELATED.get(language.lower(), ())}
+            name_or_ending = language.lower()
+            asked = OF_ENDING.get(f".{name_or_ending}", name_or_ending)
+            languages = known & {asked, *_RELATED.get(asked, ())}
             if not languages:
                 raise UserError(f"language={language!r}: no such files; the index has {', '.join(sorted(known))}")
         kept = self.snapshot.allowed(path, languages, name)

@@ -78,7 +78,7 @@ _NAMING_FUNCTIONS = {
 _LINES_AND_BLOCKS = "(line_comment) @comment (block_comment) @comment"
 SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
     "ruby": SourceLanguage(
-        extensions=(".rb", ".rake"),
+        extensions=(".rb", ".rake", ".gemspec"),
         functions="method singleton_method",
         strings="string heredoc_body regex subshell delimited_symbol string_array",
         # Sorbet's signatures
@@ -94,7 +94,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         test_words="test tests spec specs",
     ),
     "python": SourceLanguage(
-        extensions=(".py",),
+        extensions=(".py", ".pyw"),
         functions="function_definition",
         strings="string",
         # A string that is a statement is a docstring or serves as a comment.
@@ -218,7 +218,7 @@ _C = SOURCE_LANGUAGES["c"]
 _JAVASCRIPT = SOURCE_LANGUAGES["javascript"]
 SOURCE_LANGUAGES["cpp"] = replace(
     _C,
-    extensions=(".cpp", ".cc", ".cxx", ".hpp", ".hh", ".hxx", ".cu", ".cuh"),
+    extensions=(".cpp", ".cc", ".cxx", ".hpp", ".hh", ".hxx", ".C", ".tpp", ".ipp", ".inl", ".ino", ".cu", ".cuh"),
     strings=_C.strings + " raw_string_literal",
     containers="class_specifier struct_specifier namespace_definition",
     wrappers=_C.wrappers | {"template_declaration": "", "friend_declaration": ""},
@@ -248,7 +248,7 @@ _IN_CPP = re.compile(rb"^[ \t]*(class|namespace|template)\b|\b\w+::\w", re.MULTI
 
 def source_language(path: str, source: bytes) -> str | None:
     """Returns a source file's language, or None if the extension is unknown. A `.h` file may be in C or in C++."""
-    ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
-    if ending == ".h" and _IN_CPP.search(source):
+    ending = "".join(path.rpartition("/")[2].rpartition(".")[1:])
+    if ending in (".h", ".H") and _IN_CPP.search(source):
         return "cpp"
-    return LANGUAGE_OF_ENDING.get(ending)
+    return LANGUAGE_OF_ENDING.get(ending, LANGUAGE_OF_ENDING.get(ending.lower()))  # `.C` is C++

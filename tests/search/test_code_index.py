@@ -206,6 +206,12 @@ def test_a_language_whose_files_are_gone_is_not_listed(tree, index):
         index.search("port", language="go")
 
 
+@pytest.mark.parametrize(("language", "ending"), [("py", ".py"), ("GO", ".go"), ("md", ".md")])
+def test_a_language_may_be_named_by_the_ending_of_its_files(index, language, ending):
+    endings = {Path(path).suffix for path in paths(index.search("parse date server shop", language=language))}
+    assert endings == {ending}
+
+
 @pytest.mark.parametrize("limit", [0, -1, 2.5, "3"])
 def test_a_limit_is_a_positive_whole_number(index, limit):
     for ask in (lambda: index.search("cart", limit), lambda: index.similar("src/server.go", 4, limit)):

@@ -63,7 +63,8 @@ _INTERPRETERS = {
 }  # fmt: skip
 _SHEBANG = re.compile(rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?([A-Za-z]+)")
 
-LANGUAGES = frozenset(LANGUAGE_OF_ENDING.values()) | frozenset(OTHER_LANGUAGES.values())
+OF_ENDING = OTHER_LANGUAGES | LANGUAGE_OF_ENDING
+LANGUAGES = frozenset(OF_ENDING.values())
 LINES, CLASS, WHOLE = range(3)
 TEXT_LANGUAGES = {"markdown", "restructuredtext", "text", "json", "yaml", "toml", "ini", "xml", "html", "css"}
 
