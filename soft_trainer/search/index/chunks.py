@@ -139,7 +139,7 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
         if following and following.start <= span.end:  # the head of a class or of a long function
             end = _with_comments(lines, following.start, span.start + 1) - 1
             span = Chunk(span.start, max(end, span.start), span.name, span.defines, span.kind)
-        elif span.kind == CLASS:
+        elif span.kind == CLASS and span.end > span.start:
             span.kind = WHOLE  # it has no members
         start = _with_comments(lines, max(span.start, line), line)
         if span.end < line:  # a second definition on the same line
@@ -240,7 +240,7 @@ def _definitions(root: Node | None, source: bytes, language: str) -> tuple[list[
         last = node.end_point.row
         last -= node.end_point.column == 0 and last > first
         name = ".".join([*(outer.name for outer in found.around[-_MAX_SCOPE:]), found.name])
-        kind = CLASS if found.kind == "container" else WHOLE
+        kind = CLASS if found.kind == "container" or (found.kind == "type" and first == last) else WHOLE
         body = node.child_by_field_name("body")
         if body and source[body.start_byte : body.end_byte] == b"...":  # an overload, or a stub in a `.pyi` file
             kind = LINES

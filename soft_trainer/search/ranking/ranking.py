@@ -18,7 +18,7 @@ import numpy as np
 from soft_trainer.search.index.chunks import CLASS, LINES
 from soft_trainer.search.index.parsing import DEFINED, NAME, OWN_NAME, SUMMARY
 from soft_trainer.search.index.store import Segments
-from soft_trainer.search.index.words import STOP_WORDS, WORD, is_unspaced, stem, terms, whole
+from soft_trainer.search.index.words import STOP_WORDS, WORD, is_unspaced, parts, stem, terms, whole
 from soft_trainer.source.names import identifier_words
 
 # The usual parameters of BM25.
@@ -232,7 +232,10 @@ def _defining(query: Query, segments: Segments) -> tuple[np.ndarray, list[tuple[
         share = DEFINED_NAME
         if query.kind == "symbol" or _NAME_ALONE.search(word):
             share = DEFINED_SYMBOL
-        defining.append((segments.postings(DEFINED + whole(word))[0], share))
+        chunks = segments.postings(DEFINED + whole(word))[0]
+        if query.kind == "symbol" and parts(word) and not len(segments.postings(stem(whole(word)))[0]):
+            chunks = segments.defining_from(DEFINED + whole(word))  # no text has the word, so it is a part of a name
+        defining.append((chunks, share))
     return none, defining
 
 

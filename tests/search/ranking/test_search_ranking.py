@@ -89,6 +89,43 @@ def test_the_head_of_a_class_comes_first_for_its_name_alone(tmp_path):
     assert [result.name for result in index.search("send failed uploads again")] == ["Uploads.send", "Uploads"]
 
 
+TREES = """
+    pub mod frequency_table;
+    type FTable = Table<Frequency>;
+    type FTables = Vec<FTable>;
+
+    pub struct TreeError {
+        tree: Tree,
+        err: Err,
+    }
+
+    pub fn count(column: Column) -> Error {
+        // the frequency table of a column
+        tally(column)
+    }
+
+    pub fn treeify_error(all: Vec<Flat>) -> Nested {
+        nest(all)
+    }
+    """
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("frequency table of a column", "count"),  # a declaration of one line is no answer to a sentence
+        ("FTable", "FTable"),
+        ("frequency_table", "frequency_table"),
+        ("treeifyErr", "treeify_error"),
+        ("treeify_er", "treeify_error"),
+        ("TreeEr", "TreeError"),
+    ],
+)
+def test_declarations_and_parts_of_names(tmp_path, query, name):
+    index = CodeIndex.build(write_tree(tmp_path / "tree", {"src/trees.rs": TREES}))
+    assert index.search(query)[0].name == name
+
+
 def test_of_files_that_score_the_same_the_first_are_shown(tmp_path):
     files = {f"f{number:02}.py": f"def upload(path):\n    return path{number}\n" for number in range(40)}
     files["g.py"] = "def upload(path, path_of_upload):\n    return upload\n"
