@@ -241,5 +241,5 @@ def _place(text: str) -> list[str] | None:
 
 def key(text: str) -> str | None:
     """Returns the identifier or key of several parts that a query consists of, or None."""
-    own = text.strip()
+    own = text.strip().lstrip("-")  # of an option
     return own if _KEY.fullmatch(own) and ("-" in own or len(parts(own)) > 1) else None

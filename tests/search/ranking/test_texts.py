@@ -252,6 +252,7 @@ def odd(tmp_path_factory):
         ("TREE/setup.py", "setup.py", 1),
         ("SHOP_MODE", "shop/keys.py", 1),
         ("requires-cash", "pyproject.toml", 1),
+        ("--requires-cash", "pyproject.toml", 1),
     ],
 )
 def test_frames_paths_and_keys_find_their_chunk(odd, query, path, line):
