@@ -80,7 +80,7 @@ class Chunk:
             there with and without them.
         kind: `LINES` for lines outside definitions, `CLASS` for the lines of a class outside its members, and
             `WHOLE` for other definitions and for notebooks.
-        parsed: False if a syntax error in the file may hide functions.
+        broken: 1 if a syntax error in the file may hide functions, 2 if parsing failed or took too long.
     """
 
     start: int
@@ -88,7 +88,7 @@ class Chunk:
     name: str = ""
     defines: list[str] = field(default_factory=list)
     kind: int = LINES
-    parsed: bool = True
+    broken: int = 0
 
 
 def language_of(path: str, source: bytes) -> str:
@@ -128,9 +128,10 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
     lines = source.split(b"\n")
     spans = []
     signatures = []
-    parsed = True
+    broken = 0
     if language in SOURCE_LANGUAGES:
         root, parsed = parse_file(source, language, PARSE_SECONDS)
+        broken = 2 if root is None else int(not parsed)
         spans, signatures = _definitions(root, source, language)
         signatures += _constants(lines, spans, language)
     chunks = []
@@ -159,7 +160,7 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
         if name not in chunk.defines and len(chunk.defines) < MAX_LINES:
             chunk.defines.append(name)
     for chunk in chunks:
-        chunk.parsed = parsed
+        chunk.broken = broken
     return chunks
 
 
