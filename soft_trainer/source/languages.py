@@ -35,6 +35,7 @@ class SourceLanguage:
         gap: a pattern for the text that may come between a function and its doc comment, besides attributes and other
             comments.
         doc_prefix: the beginnings of doc comments. Other comments (`/* ... */` in Java) are not documentation.
+        inner_doc: the beginnings of doc comments at the start of the body.
         joined: True if all doc comments before a function are one text, whatever comments and lines come between.
         docstring_in_body: True if the documentation is the first statement of the body.
         nested: True if nested functions also become rows.
@@ -56,6 +57,7 @@ class SourceLanguage:
     wrappers: dict[str, str] = field(default_factory=dict)
     gap: str = r"\s*"
     doc_prefix: tuple[str, ...] = ("/**",)
+    inner_doc: tuple[str, ...] = ()
     joined: bool = False
     docstring_in_body: bool = False
     nested: bool = False
@@ -178,6 +180,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         containers="impl_item trait_item mod_item",
         style=documentation.RUST,
         doc_prefix=("///", "/**"),
+        inner_doc=("//!", "/*!"),
         joined=True,
         types="struct_item enum_item union_item type_item macro_definition",
         signatures="(function_signature_item) @signature (associated_type) @signature",
@@ -205,6 +208,8 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         functions="function_declaration secondary_constructor",
         strings="string_literal multiline_string_literal character_literal",
         comments=_LINES_AND_BLOCKS,
+        # At the top of a file, the grammar takes `@Throws(IOException::class)` for an expression.
+        attributes="(annotated_expression) @attribute",
         containers="class_declaration object_declaration",
         style=documentation.KDOC,
         gap=r"\s*(?:context\s*\((?:[^()]|\([^()]*\))*\)\s*)?",
