@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 
 import pytest
@@ -218,6 +219,9 @@ def test_an_agent_finds_tests_and_the_code_behind_a_failure(tree):
         ("search", {"query": failure, "tests": "no", "limit": 1}),
     )
     assert [text.splitlines()[1].split(":")[0] for _, text in answers] == ["tests/test_cart.py", "src/shop/cart.py"]
+
+
+ODD_QUERIES = [("parse \U0001f600 date", "parse_date"), ("\\ud83d date", "parse_date")]
 
 
 @pytest.mark.slow
