@@ -78,16 +78,18 @@ def plain(text: str) -> str:
 
 
 def failure_first(text: str) -> str:
-    """Moves the lines before the first error of a pasted failure to the end, and drops the headings of tracebacks.
+    """Moves the lines before the first error of a pasted failure to the end.
 
-    Other texts stay as they are. An issue that quotes a failure begins with a title, which says more than the error.
+    Drops the first of these lines, which is often the command, and the headings of tracebacks. Other texts
+    stay as they are. An issue that quotes a failure begins with a title, which says more than the error.
     """
     location = _LOCATION.search(text)
     if location is None or is_prose(text):
         return text
     errors = filter(None, (_ERROR.search(text), _FAILED.search(text)))
     start = min((error.start() for error in errors), default=_line_start(text, location.start()))
-    return _HEADING.sub("", f"{text[start:]}\n\n{text[:start]}").strip()
+    before = text[:start].partition("\n")[2]  # without the command
+    return _HEADING.sub("", f"{text[start:]}\n\n{before}").strip()
 
 
 def _line_start(text: str, position: int) -> int:
