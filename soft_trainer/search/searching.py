@@ -62,7 +62,9 @@ def search(
         sources, failing = view.failed_at(typed, allowed)
         if failing:
             queries.insert(-1, ranking.parse_query(failing))
-        exact = view.snapshot.signed(query.strip()) if len(queries) == 1 else ()
+        exact = ()
+        if len(queries) == 1 and " " not in query.strip().partition("operator")[0]:
+            exact = view.snapshot.exact(query.strip())
         each = [ranking.score(parsed, view.segments, similarity, trust, exact) for parsed in queries]
         scores = each[0]
         if len(queries) > 1:
@@ -93,7 +95,7 @@ def similar(index: CodeIndex, path: str, line: int, limit: int, lexical: bool) -
         query = view.query_like(chunk)
         scores = ranking.score(query, view.segments, similarity)
         index.ranked_by = view.ranked_by(similarity)
-        return view.best(query, scores, similarity, others, limit)
+        return view.best(query, scores, similarity, others, limit, "", {})
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher, get_close_matches
 from itertools import chain, islice
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -85,8 +84,8 @@ class View:
         similarity: np.ndarray | None,
         allowed: np.ndarray | None,
         limit: int,
-        text: str = "",
-        sources: Mapping[int, float] = MappingProxyType({}),
+        text: str,
+        sources: Mapping[int, float],
     ) -> list[SearchResult]:
         """Returns the best chunks that pass the filters.
 

@@ -345,11 +345,6 @@ class Segments:
         chunks, counts = self.decode(self.database.execute(query, (term,)))
         return chunks, counts.astype(np.float32)
 
-    def defining_from(self, start: str) -> np.ndarray:
-        """Returns the chunks that have a term with this start, in ascending order."""
-        query = "SELECT chunks, counts FROM postings WHERE term BETWEEN ?1 AND ?1 || char(0x10FFFF)"
-        return np.unique(self.decode(self.database.execute(query, (start,)))[0])
-
     def spans(self, file: int) -> list[tuple[int, int, str]]:
         """Returns the first line, the last line and the qualified name, or "", of each chunk of a file."""
         query = "SELECT chunks FROM contents WHERE file = ?"

@@ -40,28 +40,9 @@ def words_raised(words: Sequence[str], chunk: SearchResult, text_of: Callable[[s
         literal = re.sub(r"^\w*[\"'`]+", "", literal)
         size = _shared(words, _plain(literal))
         fixed = len(_plain(_HOLE.sub(" ", literal)).split())
-        if not (size >= least and 2 * size > fixed) and not size == len(words) == fixed:
-            size = _filled(words, literal)
-        best = max(best, size)
+        if (size >= least and 2 * size > fixed) or size == len(words) == fixed:
+            best = max(best, size)
     return best
-
-
-def _filled(words: Sequence[str], literal: str) -> int:
-    """Returns the number of words around the values of a literal if a message has them all, or 0 if they are too few.
-
-    A message may be composed: `Invalid value for {name}: {message}`.
-    """
-    message = f" {' '.join(words)} "
-    position = total = 0
-    for part in _HOLE.split(literal):
-        run = _plain(part)
-        if not run:
-            continue
-        position = message.find(f" {run} ", position)
-        if position < 0:
-            return 0
-        total += len(run.split())
-    return total if total >= max(LEAST, len(words) / 4) else 0
 
 
 def _plain(text: str) -> str:

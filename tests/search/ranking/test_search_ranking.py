@@ -237,8 +237,8 @@ MODULES = {
             def close(self):
                 return close(self)
 
-        def close(orders):
-            return orders
+        def cancel(orders):
+            return orders.close()
         """,
     "shop/tests/test_orders.py": """
         class TestOrders:
@@ -247,6 +247,9 @@ MODULES = {
 
         def close(shop):
             return shop.orders.close
+
+        def cancel(shop):
+            return shop.orders.cancel
         """,
     "orders.rb": """
         class Order
@@ -273,8 +276,9 @@ MODULES = {
     ("query", "path", "name"),
     [
         ("shop.orders.Orders.close", "shop/orders.py", "Orders.close"),
+        ("shop.orders.Orders.close()", "shop/orders.py", "Orders.close"),
         ("company.shop.orders.Orders.close", "shop/orders.py", "Orders.close"),
-        ("shop.orders.close", "shop/orders.py", "close"),
+        ("shop.orders.cancel", "shop/orders.py", "cancel"),
         ("shop.tests.test_orders.close", "shop/tests/test_orders.py", "close"),
         ("tests.test_orders.TestOrders.test_close", "shop/tests/test_orders.py", "TestOrders.test_close"),
         ("Order#close?", "orders.rb", "Order.close?"),
@@ -373,3 +377,8 @@ def test_a_query_without_spaces_finds_parts_of_a_text_without_spaces(tmp_path, q
     assert first.path == path and not first.weak
     weak = index.search("删除日期")  # only 日期 is known
     assert [(result.path, result.weak) for result in weak] == [("dates.py", True)]
+
+
+def test_a_sentence_that_ends_with_a_qualified_name_is_no_name(tmp_path):
+    index = CodeIndex.build(write_tree(tmp_path / "tree", MODULES))
+    assert index.search("assert what orders close and return a TestOrders.test_close.")[0].score < EXACT_MEMBER
