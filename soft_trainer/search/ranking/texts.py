@@ -31,13 +31,13 @@ SAME_NAME = 3  # a path that matches more files is ignored
 _MARKS = re.compile(
     r"\x1b\[[\d;:?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|^[ \t]*(?:\| |\+-\+-)+", re.MULTILINE
 )
-# A line that begins with an error's name, or the first words of a message.
+# A line that begins with an error's name, the first words of a message, or what stands above a failing test's frames.
 _ERROR = re.compile(
     r"^[^\w\n]*(?:E {2,}|[\w.:$\\/]*(?:Error|Exception)\b|(?:\w+ ){0,2}(?:error|exception|panic)[:.\[]"
-    r"|thread .* panicked)(?!.*Traceback \(most)",
+    r"|thread .* panicked)(?!.*Traceback \(most)"
+    r"|^[^\w\n]*(?:FAIL|ERROR): ",
     re.MULTILINE,
 )
-_FAILED = re.compile(r"^[^\w\n]*(?:FAIL|ERROR): ", re.MULTILINE)  # above a test's error and the frames that lead to it
 _HEADING = re.compile(r"^.*Traceback \(most recent call last\):?\n", re.MULTILINE)  # in every traceback
 # A path and a line number: `a.py:3`, `a.py(3,9)`, `a.java:[3,9]`, `a.py#L3`, `"a.py", line 3`, `a.ts 3:9`; and the
 # function, if it comes next.
@@ -86,8 +86,7 @@ def failure_first(text: str) -> str:
     location = _LOCATION.search(text)
     if location is None or is_prose(text):
         return text
-    errors = filter(None, (_ERROR.search(text), _FAILED.search(text)))
-    start = min((error.start() for error in errors), default=_line_start(text, location.start()))
+    start = _line_start(text, (_ERROR.search(text) or location).start() + 1)
     before = text[:start].partition("\n")[2]  # without the command
     return _HEADING.sub("", f"{text[start:]}\n\n{before}").strip()
 
