@@ -43,7 +43,7 @@ def search(
     tests: str | None,
 ) -> list[SearchResult]:
     """Does what `CodeIndex.search` describes."""
-    typed = index.inside(plain(composed(storable(query))))  # tokenizers refuse text with surrogates
+    typed = index.inside(plain(composed(storable(query).strip())))  # tokenizers refuse text with surrogates
     query = failure_first(typed)
     queries = parse_text(query)
     check_limit(limit)
@@ -63,8 +63,8 @@ def search(
         if failing:
             queries.insert(-1, ranking.parse_query(failing))
         exact = ()
-        if len(queries) == 1 and " " not in query.strip().partition("operator")[0]:
-            exact = view.snapshot.exact(query.strip())
+        if len(queries) == 1 and " " not in query.partition("operator")[0]:
+            exact = view.snapshot.exact(query)
         each = [ranking.score(parsed, view.segments, similarity, trust, exact) for parsed in queries]
         scores = each[0]
         if len(queries) > 1:

@@ -151,11 +151,13 @@ class View:
     def _containing(self, text: str, chunks: list[int]) -> dict[int, float]:
         """Returns a score for each of these chunks that contains verbatim the key that a query consists of."""
         own = key(text)
-        if own is None or any(own in WORD.findall(name)[-1:] for name in self.segments.names(np.array(chunks))):
+        if own is None or any(
+            own.replace("-", "_") in WORD.findall(name)[-1:] for name in self.segments.names(np.array(chunks))
+        ):
             return {}
         found = {}
         word = re.compile(rf"(?<!\w)(?<!\w-){re.escape(own)}(?!-?\w)")
-        given = re.compile(rf"^\s*[\"']?{re.escape(own)}[\"']?\s*[:=]|([\"'`]){re.escape(own)}\1", re.MULTILINE)
+        given = re.compile(rf"^\s*[\"']?{re.escape(own)}[\"']?\s*[:=]|([\"'`])-*{re.escape(own)}\1", re.MULTILINE)
         defining = set(self.segments.postings(DEFINED + whole(own))[0].tolist())
         for rank, chunk in enumerate(chunks):
             content = self._text(chunk)

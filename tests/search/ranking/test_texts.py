@@ -224,6 +224,8 @@ ODD_TREE = {
     "\n\ndef invoke(name):\n    check(name)\n    return name\n",
     "shop/keys.py": 'MODE = os.environ.get("SHOP_MODE")\n\n\n\ndef mode_of(shop):\n    """The mode of the shop."""\n',
     "tests/test_keys.py": 'def test_mode(shop):\n    assert "SHOP_MODE" in shop.mode\n',
+    "shop/options.py": 'def options(parser):\n    parser.add("--shop-mode")\n',
+    "shop/a.py": "def shop_mode_skip(shop):\n    # --shop-mode of the shop; --shop-mode\n    return shop.mode\n",
     "docs/keys.md": "SHOP_MODE is the mode of the shop; requires-cash restores it\n",
     "pyproject.toml": '[tool.shop]\nrequires-cash = "no"\n',
 } | {f"{folder}setup.py": "NAME = 1\n" for folder in ("", "a/", "b/", "c/")}
@@ -253,6 +255,7 @@ def odd(tmp_path_factory):
         ("SHOP_MODE", "shop/keys.py", 1),
         ("requires-cash", "pyproject.toml", 1),
         ("--requires-cash", "pyproject.toml", 1),
+        ("--shop-mode", "shop/options.py", 2),
     ],
 )
 def test_frames_paths_and_keys_find_their_chunk(odd, query, path, line):
