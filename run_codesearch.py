@@ -48,7 +48,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
             args=args,
             train_dataset=rows.train,
             eval_dataset=rows.valid,
-            details=rows,
+            _details=rows,
         )
     with one_line_errors(until=lambda: trainer.state.global_step > 0), trainer.opened():
         if args.do_train:

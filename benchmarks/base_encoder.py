@@ -4,9 +4,9 @@
     python benchmarks/base_encoder.py make --work WORK --model sentence-transformers/all-MiniLM-L6-v2
 
 `rows` writes the training rows to WORK, and the list of their packages to `base_packages.tsv`. The rows are the
-documented functions of packages: of those that are unpacked in `SOURCES/LANGUAGE/PACKAGE` (source packages of Debian
-and packages of npm), and of those that are installed in the running Python, which should have this package with its
-extra `test`. DIR has the sets that are measured. `excluded_names` and `Tests` decide which rows are left out.
+documented functions of packages: of those that are unpacked in `SOURCES/LANGUAGE/PACKAGE` (of Debian and npm), and of
+those that are installed in the running Python, which should have this package with its extra `test`. DIR has the sets
+that are measured. `excluded_names` and `Tests` decide which rows are left out.
 
 `make` distils MiniLM over the words in the rows, trains the vectors with `Settings`, which `base_study.md` chose, and
 writes them, as int8, to `soft_trainer/encoders/base`.
@@ -33,10 +33,13 @@ import numpy as np
 import torch
 from measuring import set_up
 from safetensors.numpy import load_file, save_file
+from scipy.sparse import csr_array, vstack
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
+from soft_trainer.encoders.static_numpy import token_weights
 from soft_trainer.mining.duplicates import minhash, near_duplicates
+from soft_trainer.packaged import VECTORS
 from soft_trainer.shares import PARTITIONS
 
 PACKAGES = Path(__file__).with_name("base_packages.tsv")
@@ -72,7 +75,6 @@ PER_LANGUAGE = 12_000  # rows of the packages that are not installed
 BUILT = {"dist", "build", "umd", "bundle", "bundles", "third_party", "thirdparty", "external", "testdata"}
 TEMPERATURE = 0.05  # of the teacher's cosines
 Row = dict[str, Any]
-Tokens = tuple[np.ndarray, np.ndarray]  # the ids of a text's tokens without the unknown one, and how often each occurs
 
 
 def lines_of(path: Path) -> Iterator[Row]:
@@ -323,35 +325,33 @@ class TrainingRows:
         self.tokenizer.enable_truncation(LENGTH)
         self.tokenizer.no_padding()
         self.unknown = self.tokenizer.token_to_id("[UNK]")
-        self.vectors = load_file(folder / "model.safetensors")["embeddings"].astype(np.float32)
+        self.vectors = load_file(folder / "model.safetensors")[VECTORS].astype(np.float32)
         texts: tuple[list[str], list[str]] = ([], [])
         languages = []
         for row in rows:
             texts[0].append(" ".join(row["docstring_tokens"]))
             texts[1].append(" ".join(row["code_tokens"]))
             languages.append(LANGUAGES.index(row["language"]))
-        self.queries, self.codes = map(self.tokens, texts)
+        self.queries, self.codes = (self.weights(*each) for each in zip(texts, ("query", "code"), strict=True))
         self.equal = [numbered(each) for each in texts]
         self.languages = np.array(languages)
         self.teacher = [torch.from_numpy(each.astype(np.float32)) for each in teacher]
 
-    def tokens(self, texts: list[str]) -> list[Tokens]:
-        """Returns the token ids of texts and how often each occurs."""
+    def weights(self, texts: list[str], side: str) -> csr_array:
+        """Returns the weights of the texts' tokens, float32[n, V]."""
         found = []
         for first in range(0, len(texts), 1000):  # the encodings of all texts would take gigabytes
             encodings = self.tokenizer.encode_batch_fast(texts[first : first + 1000], add_special_tokens=False)
-            for each in encodings:
-                ids = np.array(each.ids, dtype=np.int64)
-                found.append(np.unique(ids[ids != self.unknown], return_counts=True))
-        return found
+            ids = [each.ids for each in encodings]
+            found.append(token_weights(ids, len(self.vectors), side, self.unknown))
+        return vstack(found, format="csr")
 
 
-def embed(vectors: torch.Tensor, texts: list[Tokens]) -> torch.Tensor:
-    """Embeds texts, Tensor[n, d]. A token that occurs c times counts log(1 + c) times, as in the package."""
-    ids, counts = (torch.from_numpy(np.concatenate(each)) for each in zip(*texts, strict=True))
-    starts = torch.from_numpy(np.cumsum([0, *(len(each) for each, _ in texts)])[:-1])
-    sums = F.embedding_bag(ids, vectors, starts, mode="sum", per_sample_weights=torch.log1p(counts))
-    return F.normalize(sums, dim=1)
+def embed(vectors: torch.Tensor, weights: csr_array) -> torch.Tensor:
+    """Embeds texts from the weights of their tokens, float32[n, V]. Returns Tensor[n, d]."""
+    ids, starts = (torch.from_numpy(each.astype(np.int64)) for each in (weights.indices, weights.indptr[:-1]))
+    shares = torch.from_numpy(weights.data)
+    return F.normalize(F.embedding_bag(ids, vectors, starts, mode="sum", per_sample_weights=shares), dim=1)
 
 
 def numbered(texts: list[str]) -> np.ndarray:
@@ -374,7 +374,7 @@ def rows_for(work: Path, settings: Settings) -> TrainingRows:
 
 def drawn(rows: TrainingRows, settings: Settings, generator: np.random.Generator) -> np.ndarray:
     """Draws the rows of an epoch."""
-    numbers = np.arange(len(rows.queries))
+    numbers = np.arange(rows.queries.shape[0])
     if settings.sampling == "rows":
         return generator.permutation(numbers)
     sizes = np.bincount(rows.languages, minlength=len(LANGUAGES)).astype(float)
@@ -406,7 +406,7 @@ def trained(rows: TrainingRows, settings: Settings) -> np.ndarray:
     if settings.regression:
         regress(vectors, rows, settings, generator)
     optimizer = torch.optim.AdamW([vectors], lr=settings.rate, weight_decay=0.0, fused=True)
-    count = len(rows.queries)
+    count = rows.queries.shape[0]
     steps = -(-count // settings.batch) * settings.epochs
     step = 0
     for _ in range(settings.epochs):
@@ -432,7 +432,7 @@ def trained(rows: TrainingRows, settings: Settings) -> np.ndarray:
 
 def loss_of(vectors: torch.Tensor, rows: TrainingRows, batch: np.ndarray, settings: Settings) -> torch.Tensor:
     """Returns the InfoNCE loss of a batch, with the teacher's KL term if it has a weight."""
-    queries, codes = (embed(vectors, [side[row] for row in batch]) for side in (rows.queries, rows.codes))
+    queries, codes = (embed(vectors, side[batch]) for side in (rows.queries, rows.codes))
     scores = queries @ codes.T * settings.scale
     equal = np.zeros((len(batch), len(batch)), dtype=bool)
     for texts in rows.equal:
@@ -454,16 +454,16 @@ def regress(vectors: torch.Tensor, rows: TrainingRows, settings: Settings, gener
     """Moves the embeddings of the texts towards the teacher's embeddings, reduced by PCA."""
     from sklearn.decomposition import PCA
 
-    texts = [*rows.queries, *rows.codes]
+    texts = vstack([rows.queries, rows.codes], format="csr")
     taught = torch.cat(rows.teacher).numpy()
     reduced = PCA(vectors.shape[1], random_state=0).fit_transform(taught).astype(np.float32)
     target = F.normalize(torch.from_numpy(reduced), dim=1)
     optimizer = torch.optim.AdamW([vectors], lr=3e-3, weight_decay=0.0, fused=True)
     for _ in range(settings.regression):
-        order = generator.permutation(len(texts))
-        for first in range(0, len(texts), 1024):
+        order = generator.permutation(len(target))
+        for first in range(0, len(target), 1024):
             batch = order[first : first + 1024]
-            embedded = embed(vectors, [texts[row] for row in batch])
+            embedded = embed(vectors, texts[batch])
             loss = 1 - (embedded * target[torch.from_numpy(batch)]).sum(1).mean()
             optimizer.zero_grad()
             loss.backward()
@@ -503,16 +503,20 @@ def distil(work: Path, model: str) -> Path:
 
 def teach(work: Path, model: str) -> None:
     """Embeds the rows with MiniLM, in int8 and with at most 40 and 80 tokens a text, which takes ten CPU minutes."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
     from soft_trainer import load_encoder
-    from soft_trainer.encoders.onnx import OnnxEncoder
+    from soft_trainer.encoders.onnx import FLOAT_FILE, OnnxEncoder
     from soft_trainer.encoders.onnx_export import write_onnx
-    from soft_trainer.encoders.text_encoder import local_folder
 
     teacher = load_encoder(model, device="cpu")
     teacher = replace(teacher, profile=teacher.profile.replace(query_length=40, code_length=80))
     with tempfile.TemporaryDirectory() as folder:
-        write_onnx(teacher, local_folder(model), Path(folder), int8=True)
-        encoder = OnnxEncoder(Path(folder), int8=True)
+        write_onnx(teacher, Path(folder))
+        kinds = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
+        quantize_dynamic(Path(folder, FLOAT_FILE), Path(folder, "int8.onnx"), per_channel=True, **kinds)
+        Path(folder, "int8.onnx").replace(Path(folder, FLOAT_FILE))
+        encoder = OnnxEncoder(Path(folder))
         for side, column, name in (("query", "docstring", "queries"), ("code", "code", "codes")):
             texts = [" ".join(row[f"{column}_tokens"]) for row in lines_of(work / "train.jsonl.gz")]
             parts = [encoder.encode(texts[first : first + 1000], side) for first in range(0, len(texts), 1000)]
@@ -531,24 +535,21 @@ def make(arguments: argparse.Namespace) -> None:
         teach(work, arguments.model)
     encoder = load_encoder(start, device="cpu")
     vectors = trained(rows_for(work, Settings()), Settings())
-    encoder.model.word_embedding.weight.data.copy_(torch.from_numpy(vectors))
+    encoder.model.embeddings.weight.data.copy_(torch.from_numpy(vectors))
     package(export_encoder(encoder.model, encoder.tokenizer, encoder.profile, work / "float32"))
 
 
 def package(folder: Path) -> None:
     """Writes an encoder to the package, with int8 vectors and the card."""
-    from soft_trainer.packaged import INT8, PACKAGED, SCALES, VECTORS, WEIGHTS
+    from soft_trainer.packaged import INT8, PACKAGED, SCALES, STATIC_CODE, WEIGHTS
 
     with tempfile.TemporaryDirectory() as scratch:
         aside = Path(scratch) / "base"
-        shutil.copytree(folder, aside)
-        tensors = load_file(aside / WEIGHTS)
-        for name in VECTORS:
-            vectors = tensors.pop(name)
+        shutil.copytree(folder, aside, ignore=shutil.ignore_patterns(STATIC_CODE.name))
+        vectors = load_file(aside / WEIGHTS)[VECTORS]
         scales = np.abs(vectors).max(1) / 127
-        tensors[INT8] = np.round(vectors / np.maximum(scales, 1e-12)[:, None]).astype(np.int8)
-        tensors[SCALES] = scales.astype(np.float32)
-        save_file(tensors, aside / WEIGHTS)
+        rounded = np.round(vectors / np.maximum(scales, 1e-12)[:, None]).astype(np.int8)
+        save_file({INT8: rounded, SCALES: scales.astype(np.float32)}, aside / WEIGHTS)
         (aside / "README.md").write_text(card(len(vectors)))
         shutil.rmtree(PACKAGED, ignore_errors=True)
         shutil.copytree(aside, PACKAGED)

@@ -29,10 +29,8 @@ import torch
 from base_encoder import LANGUAGES, Settings, TrainingRows, embed, lines_of, rows_for, trained
 from measuring import set_up
 
-from soft_trainer import load_encoder
 from soft_trainer.data.term_counts import as_arrow, bm25_weights, count_terms, split_identifiers
-from soft_trainer.encoders.static_numpy import StaticEncoder
-from soft_trainer.packaged import located
+from soft_trainer.encoders.text_encoder import open_encoder
 from soft_trainer.search import CodeIndex
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
@@ -124,7 +122,7 @@ def cosines(encode: Callable[[list[str], str], np.ndarray]) -> Callable[[list[st
 def embedder(rows: TrainingRows, vectors: np.ndarray) -> Callable[[list[str], str], np.ndarray]:
     """Returns a function that embeds texts with vectors."""
     table = torch.from_numpy(vectors)
-    return lambda texts, side: embed(table, rows.tokens(texts)).numpy()
+    return lambda texts, side: embed(table, rows.weights(texts, side)).numpy()
 
 
 def bm25(queries: list[str], codes: list[str]) -> np.ndarray:
@@ -164,14 +162,11 @@ def run(arguments: argparse.Namespace) -> None:
             np.save(work / f"{arguments.save}_{settings.seed}.npy", vectors)
 
 
-def scorer(name: str, work: Path) -> Callable[[list[str], list[str]], np.ndarray]:
-    """Returns the function that scores pairs by `bm25`, by an encoder's folder, or by `base`."""
+def scorer(name: str) -> Callable[[list[str], list[str]], np.ndarray]:
+    """Returns the function that scores pairs by `bm25` or by an encoder."""
     if name == "bm25":
         return bm25
-    folder = Path(located(name))
-    if (folder / "onnx").is_dir():
-        return cosines(load_encoder(folder, backend="onnx").encode)
-    return cosines(StaticEncoder(folder).encode)
+    return cosines(open_encoder(name).encode)
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -181,7 +176,7 @@ def measure(arguments: argparse.Namespace) -> None:
     for split in arguments.splits.split(","):
         sets = Sets(Path(arguments.data), work, split)
         for name in arguments.encoders:
-            found = mrr(sets.ranks(scorer(name, work)))
+            found = mrr(sets.ranks(scorer(name)))
             mean = round(float(np.mean([found[each] for each in EIGHT])), 4)
             print(json.dumps({"encoder": name, "split": split, "mrr": found, "mean": mean}), flush=True)
 

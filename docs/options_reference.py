@@ -15,6 +15,7 @@ from transformers import TrainingArguments
 
 from soft_trainer.option_spec import OptionSpec, described, option_specs
 from soft_trainer.options import training
+from soft_trainer.options.defaults import SCHEDULE
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import RANGES, REFUSED
@@ -64,7 +65,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 def stub() -> str:
     """Returns the text of `training.pyi`, in which each option's docstring is its help text."""
     doc = textwrap.indent(f'"""{SoftInfoNCETrainingArguments.__doc__}\n"""', "    ")
-    lines = [STUB_HEAD + doc, "", "    named: frozenset[str]"]
+    lines = [STUB_HEAD + doc, ""]
     for field, _ in option_fields(SoftInfoNCETrainingArguments):
         default = repr(field.default).replace("'", '"')
         lines.append(f"    {field.name}: {annotation(SoftInfoNCETrainingArguments, field.name)} = {default}")
@@ -147,6 +148,8 @@ def _table_of_transformers() -> str:
             notes.append(f"cannot be turned on: {REFUSED[field.name]}")
         default = getattr(field.default, "value", field.default)
         shown = "" if default in (None, "", dataclasses.MISSING) else f"`{default}`"
+        if field.name in SCHEDULE:
+            shown = "[the encoder's](training.md)"
         lines.append(f"| `{field.name}` | {shown} | {'; '.join(notes)} |")
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -59,7 +60,7 @@ _RESERVED = re.compile(r'[%/\\:*?"<>|\x00-\x1f]')  # characters that some file s
 CHECKPOINTS = "checkpoint-*"
 SETTINGS_FILE = "config_sentence_transformers.json"
 SENTENCE_TRANSFORMERS_FILES = (
-    *("modules.json", "sentence_bert_config.json", SETTINGS_FILE),
+    *("modules.json", "sentence_bert_config.json", SETTINGS_FILE, "soft_trainer_static.py"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
 )
 ENCODER_FILES = (PROFILE_FILE, *WEIGHT_FILES, *ONNX_FILES, *TOKENIZER_FILES, *SENTENCE_TRANSFORMERS_FILES)
@@ -150,6 +151,25 @@ def check_writable(folder: str | Path, named: str) -> None:
         raise UserError(f"{named}: {there} is a file, not a folder")
     if not os.access(there, os.W_OK):
         raise UserError(f"{named}: {there} is not writable")
+
+
+def signed(card: str) -> str:
+    """Returns a card with a hash of its text in its last line, `WRITTEN`, which shows later edits."""
+    text, line, end = card.rpartition(WRITTEN)
+    hashed = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return text + line + re.sub("( [0-9a-f]{8})? -->", f" {hashed} -->", end)
+
+
+def is_edited(card: str) -> bool:
+    """Returns True if a person has written or changed a card."""
+    return WRITTEN not in card or signed(card) != card
+
+
+def keep_edited_card(folder: str | Path) -> None:
+    """Renames the card in a folder, if there is one and a person has written or changed it."""
+    path = Path(folder) / CARD
+    if path.is_file() and is_edited(path.read_text(encoding="utf-8")):
+        path.replace(path.with_name(PREVIOUS_CARD))
 
 
 def write_json(path: str | Path, value) -> None:

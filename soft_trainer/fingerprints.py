@@ -148,8 +148,6 @@ def encoder_fingerprint(model, tokenizer, profile) -> str:
     """
     adapters = getattr(model, "peft_config", {})
     fields = _without(dataclasses.asdict(profile), _UNREAD_IN_EMBEDDINGS)
-    if profile.token_weights == "count":  # earlier releases do not know the field, and their hashes should stay valid
-        del fields["token_weights"]
     settings = {
         "profile": fields,
         "adapters": {name: adapter_configuration(config) for name, config in adapters.items()},

@@ -52,7 +52,7 @@ class LossOptions:
     )
     floor: float = weighing(
         0.1,
-        "weighting=linear: smallest weight of a negative in Eq. 4.",
+        "weighting=linear: smallest weight of a negative in Eq. 4. Default: 0.1.",
         least=0,
         most=1,
     )

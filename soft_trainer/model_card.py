@@ -29,7 +29,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static_numpy import NO_LENGTH
+from soft_trainer.encoders.static_numpy import NO_LENGTH, is_static_config
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
 from soft_trainer.files import (
@@ -39,7 +39,9 @@ from soft_trainer.files import (
     PROFILE_FILE,
     TRAINING_PICTURE,
     UNMERGED,
+    keep_edited_card,
     read_json,
+    signed,
     write_text,
 )
 from soft_trainer.hub_files import base_of, published_name, repository_file
@@ -52,9 +54,11 @@ _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 
 def write_model_card(folder: str | Path, record: Mapping) -> Path:
-    """Writes the model card, `README.md`, to an encoder's folder, and returns its path."""
+    """Writes the model card, `README.md`, to an encoder's folder, and returns its path. See `keep_edited_card`."""
     path = Path(folder) / CARD
-    write_text(path, str(model_card(folder, record)))
+    card = signed(str(model_card(folder, record)))
+    keep_edited_card(folder)
+    write_text(path, card)
     return path
 
 
@@ -65,7 +69,9 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     profile = EncoderProfile.load(folder / PROFILE_FILE)
     name = record["model_id"] or str(folder)
     title = name.rsplit("/", 1)[-1]
-    tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
+    is_code = bool(record["languages"])  # otherwise, the rows may be questions and answers
+    thing = "function" if is_code else "document"
+    tags = ["sentence-transformers", "feature-extraction", *["code-search"] * is_code, "soft-infonce"]
     adapter = None
     if (folder / ADAPTER_CONFIG).is_file():
         adapter = "adapter"
@@ -85,7 +91,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         license=record.get("license"),
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        language=["code"],
+        language=["code"] if is_code else None,
         tags=[*tags, *record["languages"]],
         model_name=title,
         eval_results=_eval_results(record) or None,
@@ -95,6 +101,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     path = repository_file(encoder_name, "config.json", encoder_revision)
     config = read_json(path) if path else {}
     with_code = "auto_map" in config
+    static = is_static_config(config)
     settings = []
     for label, value in {**record["loss"], **record["training"]}.items():
         if value is not None:
@@ -104,6 +111,8 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         header,
         template_path=str(_TEMPLATE),
         record=record,
+        thing=thing,
+        things=f"{thing}s",
         profile=profile,
         no_length=NO_LENGTH,
         adapter=adapter,
@@ -111,17 +120,18 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         base=record["base_model"] and _shown_name(record["base_model"]),
         unmerged=UNMERGED,
         shown_name=_shown_name,
+        folder=f'"{folder}"',
         load_arguments=f'"{folder}"' + ", trust_remote_code=True" * with_code,
         with_code=with_code,
         encoder_alone=config.get("architectures", [""])[0].endswith("EncoderModel"),
-        model_arguments=read_json(folder / "sentence_bert_config.json").get("model_args", {}),
+        model_arguments={} if static else read_json(folder / "sentence_bert_config.json").get("model_args", {}),
         query_prefix=json.dumps(profile.query_prefix),
         code_prefix=json.dumps(profile.code_prefix),
         results=metrics_table(results, chosen_on=record.get("chosen_on", ())) if any(results.values()) else None,
         settings=_text_table(("setting", "value"), settings),
         pairs=statistics.get("train", {}).get("rows"),
         picture=TRAINING_PICTURE if (folder / TRAINING_PICTURE).is_file() else None,
-        static=config.get("model_type") == "xlnet" and config.get("n_layer") == 0,
+        static=static,
         statistics=statistics and statistics_table(statistics, complete=False),
     )
 
@@ -153,6 +163,7 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
     }
     if chosen_rows(record):
         own = {"dataset_type": "code-search", "dataset_name": f"some rows of {own['dataset_name']}"}
+    things = "functions" if languages else "documents"
     results = []
     for split, systems in record["results"].items():
         trained = systems.get("trained", {})
@@ -164,10 +175,10 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
             if metric in trained:
                 result = EvalResult(
                     task_type="text-retrieval",
-                    task_name="Code search",
+                    task_name="Code search" if languages else "Retrieval",
                     dataset_split=split,
                     metric_type=metric,
-                    metric_name=f"{title} over {int(trained['pool_size']):,} functions",
+                    metric_name=f"{title} over {int(trained['pool_size']):,} {things}",
                     metric_value=round(trained[metric], 4),
                     **named,
                 )

@@ -209,11 +209,11 @@ def check_values(options, specs: Mapping[str, OptionSpec] | None = None) -> None
 
 
 def changed_options(options) -> dict[str, object]:
-    """Returns the declared options whose values differ from their defaults."""
+    """Returns the declared options whose values differ from their defaults. None stands for the default."""
     changed = {}
     for name, declared in option_specs(options).items():
         value = getattr(options, name)
-        if value != declared.default:
+        if value not in (None, declared.default):
             changed[name] = value
     return changed
 

@@ -20,9 +20,11 @@ from soft_trainer.fingerprints import folder_fingerprint
 
 BASE = "base"
 PACKAGED = Path(__file__).parent / "encoders" / BASE
+# Code in a static encoder's folder, which other libraries run if they may (`trust_remote_code=True`). It imports ours.
+STATIC_CODE = Path(__file__).parent / "encoders" / "soft_trainer_static.py"
 EXPANDED = Path(HF_HOME) / "soft_trainer" / BASE  # one folder for each version of `base`
 WEIGHTS = "model.safetensors"
-VECTORS = ("word_embedding.weight", "embeddings")  # the names of the vectors in `AutoModel` and in model2vec
+VECTORS = "embeddings.weight"  # the name of the tensor
 INT8 = "int8"  # the names of the packaged vectors and their scales, float32[V]
 SCALES = "scales"
 
@@ -51,12 +53,10 @@ def _expanded() -> Path:
         with tempfile.TemporaryDirectory(dir=EXPANDED) as temporary:
             aside = Path(temporary) / BASE
             shutil.copytree(PACKAGED, aside)
+            shutil.copy(STATIC_CODE, aside)
             tensors = load_file(aside / WEIGHTS)
-            scales = tensors.pop(SCALES)
-            for name in VECTORS:
-                tensors[name] = tensors[INT8] * scales[:, None]
-            del tensors[INT8]
-            save_file(tensors, aside / WEIGHTS, {"format": "pt"})
+            vectors = tensors[INT8] * tensors[SCALES][:, None]
+            save_file({VECTORS: vectors}, aside / WEIGHTS, {"format": "pt"})
             use_umask(aside)
             try:
                 aside.rename(folder)

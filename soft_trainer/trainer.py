@@ -1,9 +1,10 @@
 """Defines `SoftInfoNCETrainer`, which trains an encoder on query-code pairs and evaluates it by ranking a corpus.
 
-The constructor reads the rows. Its base classes in `run/` resolve the settings into a plan (`settings.py`), keep the
-run's folder, checkpoints and results (`trainer.py`), and save (`saving.py`). `transformers.Trainer` runs the loop:
+The constructor reads the rows. Its base class in `run/trainer.py` resolves the settings into a plan, keeps the run's
+folder, checkpoints and results, and saves. `transformers.Trainer` runs the loop:
 
     get_train_dataloader     returns the batches, which data workers build with `TrainBatches`
+    get_batch_samples        weighs the batches that one optimizer step accumulates by their rows
     training_step            runs one step on a batch
         weighed              moves the batch to the device, and makes its weights there
         compute_loss         embeds the texts (packed in one pass, or padded), gathers the functions,
@@ -75,7 +76,6 @@ class SoftInfoNCETrainer(RunTrainer):
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
         query_column, code_column, id_column, negatives_column: the names of the rows' columns, if `load_rows` does not
             recognise them.
-        details: what a script knows about the run: the sets to measure, and what to record.
         kwargs: any other arguments of `transformers.Trainer`.
 
     Raises:
@@ -100,14 +100,14 @@ class SoftInfoNCETrainer(RunTrainer):
         code_column: str | None = None,
         id_column: str | None = None,
         negatives_column: str | None = None,
-        details: RunDetails | None = None,
+        _details: RunDetails | None = None,
         **kwargs,
     ):
         starting = preflight.first_encoder(model, processing_class, encoder, kwargs)
         columns = ColumnNames(query_column, code_column, id_column, negatives_column)
         split = training_split(train_dataset, "train_dataset", columns, preflight.rows_of_steps(args))
         sets = evaluation_splits(eval_dataset, codebase, "eval_dataset", columns)
-        details = details or RunDetails()
+        details = _details or RunDetails()  # a script passes it: the sets to measure, and what to record
         own_loss = None
         for name in ("compute_loss", "block_loss"):
             if getattr(type(self), name) is not getattr(SoftInfoNCETrainer, name):
@@ -166,6 +166,14 @@ class SoftInfoNCETrainer(RunTrainer):
         sends_float32 = self.args.device.type != "cpu"
         return TargetMaker(self.criterion, self.estimator, relevant, keeps, rows.without_query, sends_float32)
 
+    def get_batch_samples(self, epoch_iterator, num_batches: int, device) -> tuple[list[Batch], None]:
+        """Returns the batches of one optimizer step, each with its share of the step's rows."""
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        rows = sum(sum(batch.sizes) for batch in batches)
+        for batch in batches:
+            batch["share"] = sum(batch.sizes) * len(batches) / rows
+        return batches, None
+
     # ---- The step ----
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
@@ -179,7 +187,7 @@ class SoftInfoNCETrainer(RunTrainer):
             return self._cached_step(model, inputs)
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
-        """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""
+        """Returns the loss of this process's queries, scaled by `Batch.loss_scale` so that all rows weigh the same."""
         batch = self.weighed(batch)
         queries, codes = self.embeddings(model, batch)
         gathered = codes
@@ -223,7 +231,7 @@ class SoftInfoNCETrainer(RunTrainer):
         if targets.weights is not None and not block.start:  # the first block is enough for the log
             self.estimator_callback.observe(targets, scores[0], self.criterion.floor)
         loss = sum(self.criterion(each, targets) for each in scores)
-        # DDP averages gradients over processes. With this factor, the average is the gradient of the global batch.
+        # DDP averages over processes, and `Trainer` over accumulated batches. With this factor, rows weigh the same.
         return loss * batch.loss_scale(len(targets))
 
     def _cached_step(self, model, inputs: Batch) -> Tensor:
@@ -269,7 +277,6 @@ class SoftInfoNCETrainer(RunTrainer):
         sets = self._splits(self.eval_dataset if eval_dataset is None else eval_dataset, codebase, metric_key_prefix)
         metrics = self.metrics_of(sets, metric_key_prefix)
         self.evaluations.append((self.state.global_step, self.is_in_train, metrics))
-        self._add_new_tokens()
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -313,15 +320,15 @@ class SoftInfoNCETrainer(RunTrainer):
             codes = self.embed_rows(split.corpus, "code")
         output = rank_corpus(queries, codes, split, self.encoder, self.evaluated_dims, top_k)
         metrics = output.metrics
+        label_ids = best_answers(split.judgments)
         if self.compute_metrics is not None:
-            predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))
-            found = self.compute_metrics(EvalPrediction(predictions, best_answers(split.judgments)))
+            found = self.compute_metrics(EvalPrediction(output.predictions, label_ids))
             for name, value in denumpify_detensorize(found).items():
                 metrics[name] = value.item() if getattr(value, "ndim", None) == 0 else value
         metrics |= speed_metrics("", start, num_samples=len(split.queries))
         prefix = f"{metric_key_prefix}_"  # the user's metrics may have it; speed metrics start with "_"
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}
-        return dataclasses.replace(output, metrics=metrics)
+        return dataclasses.replace(output, metrics=metrics, label_ids=label_ids)
 
     def predict_sets(self, sets: Mapping[str, Split], metric_key_prefix: str = "test") -> dict[str, RetrievalOutput]:
         """Ranks the corpus of each split as `predict` does, and encodes a corpus that several splits share only once.

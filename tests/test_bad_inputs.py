@@ -29,7 +29,10 @@ BAD = [
     # The recipe and the shell.
     ({"learning_rate": "fast"}, "learning_rate"),
     # The rows.
-    ({"per_device_train_batch_size": 17}, "dataloader_drop_last"),
+    (
+        {"max_train_rows": 4, "loss": "soft_info_nce"},
+        "N=4 functions, too few",
+    ),
     # Rows are read before the Hub is contacted for a model.
     (PRETRAINED | {"model_name_or_path": "nowhere/here", "data_dir": "{broken}"}, "train.jsonl, row 1"),
     (PRETRAINED | {"model_name_or_path": "nowhere/here", "data_dir": "{astray}"}, "https://astray"),

@@ -152,8 +152,6 @@ def test_a_step_has_one_gather_and_one_reduction_and_processes_share_what_they_c
         for step in found["trained"]["steps"]:
             gathers = sum(number for name, number in step.items() if name.startswith("all_gather"))
             assert (gathers, step.get("all_reduce"), len(step)) == (1, 1, 2)
-        first, second = found["trained"]["seen"]
-        assert 0 < first < second and found["trained"]["seen"] == results[0]["trained"]["seen"]
 
 
 @pytest.mark.parametrize(

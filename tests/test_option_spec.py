@@ -51,17 +51,3 @@ def test_the_annotations_say_which_options_are_booleans():
     for kind in kinds:
         for name, spec in option_specs(kind).items():
             assert spec.boolean or not isinstance(spec.default, bool), name
-
-
-# ---- Options of the encoder ----
-
-
-@pytest.mark.parametrize("name", ["query_length", "code_length", "score_scale", "pooling", "query_prompt"])
-def test_an_option_of_the_encoder_says_where_to_set_it_in_python(name):
-    with refused(f"{name}: not a training argument", f"SoftInfoNCETrainer(..., encoder={{'{name}': VALUE}})"):
-        SoftInfoNCETrainingArguments(**{name: 8})
-
-
-def test_lora_is_added_to_the_model_in_python():
-    with refused("lora_r: not a training argument; in Python, call model.add_adapter(peft.LoraConfig(...))"):
-        SoftInfoNCETrainingArguments(lora_r=8)

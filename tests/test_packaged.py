@@ -41,7 +41,7 @@ def test_the_vectors_are_those_of_the_package_and_are_written_once(cache):
     folder = located(BASE)
     stored = load_file(PACKAGED / WEIGHTS)
     written = load_file(folder / WEIGHTS)
-    for name in VECTORS:
+    for name in (VECTORS,):
         assert written[name].dtype == np.float32
         assert np.array_equal(written[name], stored[INT8] * stored[SCALES][:, None])
     before = (folder / WEIGHTS).stat().st_mtime_ns

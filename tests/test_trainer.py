@@ -1,17 +1,20 @@
 """The trainer: loss, steps, evaluation, and stopping."""
 
 import copy
+import math
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn.functional import normalize
 from trainings import SameLength, losses_of
 from transformers import TrainerCallback
 
 from soft_trainer.errors import NotFiniteError, UserError
-from soft_trainer.run.folder import mark_complete, newest_complete
+from soft_trainer.run.folder import check_named, mark_complete, newest_complete
 
 
 def after_two_steps(event: str, action) -> TrainerCallback:
@@ -115,6 +118,29 @@ def test_a_loss_that_is_not_finite_stops_the_run(trainer_of):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.parametrize("steps", [{"eval_steps": 1, "save_steps": 1}, {}])
+def test_a_last_step_that_breaks_the_weights_leaves_the_best_checkpoint(trainer_of, capsys, steps):
+    options = dict.fromkeys(("eval_strategy", "save_strategy"), "steps" if steps else "epoch") | steps
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "mrr", "max_steps": -1, "num_train_epochs": 2}
+    trainer = trainer_of(per_device_train_batch_size=24, **options)
+    trainer.model.embeddings.word_embeddings.weight.register_hook(
+        lambda gradient: gradient * (torch.inf if trainer.state.global_step == 1 else 1)
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2 and trainer.state.best_global_step == 1
+    assert all(bool(weight.isfinite().all()) for weight in trainer.model.parameters())
+    assert "step 2 made a weight NaN or infinite, so the result is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("scale", "said"), [(65536.0, False), (0.5, True)])
+def test_gradients_that_always_overflow_in_fp16_are_said(trainer_of, caplog, scale, said):
+    trainer = trainer_of()
+    trainer.accelerator.state._mixed_precision = "fp16"
+    trainer.accelerator.scaler = SimpleNamespace(get_scale=lambda: scale)
+    trainer.log({"loss": 1.0, "grad_norm": math.inf})
+    assert ("fp16: the gradients overflow" in caplog.text) == said
+
+
 @pytest.mark.parametrize("frequency", [1, 6])
 def test_a_gradient_that_is_not_finite_leaves_no_checkpoint(trainer_of, frequency):
     trainer = trainer_of(max_steps=6, save_strategy="steps", save_steps=1, logging_steps=frequency)
@@ -176,6 +202,21 @@ def test_the_newest_checkpoint_is_not_that_of_an_earlier_run_even_in_a_copy(tmp_
     assert newest_complete(tmp_path) == str(tmp_path / "checkpoint-20")
     (tmp_path / "checkpoint-20" / "complete.json").write_text("{}")  # like an earlier version's marker
     assert newest_complete(tmp_path) == str(tmp_path / "checkpoint-100")
+
+
+@pytest.mark.parametrize("name", ["model", "model-00002-of-00002", "adapter_model"])
+@pytest.mark.parametrize("kept", [0, 20, -1])
+def test_a_checkpoint_that_lost_the_end_of_its_weights_is_not_complete(tmp_path, name, kept):
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        save_file({"a": torch.zeros(9)}, tmp_path / f"checkpoint-{step}" / f"{name}.safetensors")
+        mark_complete(tmp_path / f"checkpoint-{step}", {})
+    assert newest_complete(tmp_path) == str(tmp_path / "checkpoint-2")
+    path = tmp_path / "checkpoint-2" / f"{name}.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert newest_complete(tmp_path) == str(tmp_path / "checkpoint-1")
+    with pytest.raises(UserError, match="not a complete checkpoint"):
+        check_named(str(path.parent))
 
 
 def test_a_query_without_its_code_is_named(trainer_of, dataset):

@@ -83,12 +83,23 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
     if hasattr(command, "OPTIONS"):
         from soft_trainer.options.parse import parse  # not needed by every command
 
-        if name == "evaluate" and words and not words[0].startswith("-"):  # its MODEL
-            words.insert(0, "--model_name_or_path")
+        if name == "evaluate":
+            words = name_model(words)
         return command, parse(command.OPTIONS, words, options=command.DEFAULTS, check=command.check, **settings)
     parser = CommandParser(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
     command.add_arguments(parser)
     return command, (parser.parse_args(words),)
+
+
+def name_model(words: Sequence[str]) -> list[str]:
+    """Inserts --model_name_or_path before the first word that is neither an option nor the value of an option."""
+    before = ""
+    for number, word in enumerate(words):
+        takes_value = before.startswith("-") and "=" not in before
+        if not takes_value and not word.startswith("-"):
+            return [*words[:number], "--model_name_or_path", *words[number:]]
+        before = word
+    return [*words]
 
 
 def run_command(argv: Sequence[str]) -> int:

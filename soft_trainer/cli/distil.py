@@ -4,8 +4,7 @@ soft-trainer distil MODEL
 soft-trainer distil sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/static --texts my_repository
 
 The result can be trained like any encoder (`train --model_name_or_path DIR`), hundreds of times as fast as the
-original. AutoModel, SentenceTransformer and model2vec.StaticModel load it too, and give the same embeddings if it is
-made with --token_weights count.
+original. `SentenceTransformer(DIR, trust_remote_code=True)` loads it too, where soft-trainer is installed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 
 from soft_trainer.cli.shared_options import add_overwrite
-from soft_trainer.encoders.pooling import TOKEN_WEIGHTS
 from soft_trainer.encoders.static_numpy import default_static_folder
 from soft_trainer.terminal import print_on_main
 
@@ -32,12 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--vocabulary_size", type=int, default=32768, help="maximum number of words (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--token_weights",
-        choices=TOKEN_WEIGHTS,
-        default="log",
-        help="how often a word that occurs c times counts: log(1 + c) times, or c times as in other libraries (count)",
     )
     add_overwrite(parser, "an earlier encoder")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with a model")

@@ -67,8 +67,8 @@ def check(
     model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, run_options: RunFileOptions
 ) -> None:
     """Checks what the package's options refer to, before torch is imported."""
-    if "model_name_or_path" not in model_args.named:
-        raise UserError("give the encoder first: soft-trainer evaluate MODEL")
+    if model_args.model_name_or_path is None:
+        raise UserError("give the encoder: soft-trainer evaluate MODEL")
     name_rows(data_args)
     check_sources(data_args)
 
@@ -104,7 +104,7 @@ def run(
                         f"run_file={path}: {file} or {file}.qrels would be overwritten; set another run_file, or "
                         "--overwrite true"
                     )
-        trainer = SoftInfoNCETrainer(encoder, args, details=dataclasses.replace(rows, followed=()))
+        trainer = SoftInfoNCETrainer(encoder, args, _details=dataclasses.replace(rows, followed=()))
         for warning in profile_warnings(trainer.model, encoder.profile):
             print_on_main(warning)
 

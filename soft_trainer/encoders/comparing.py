@@ -82,7 +82,7 @@ def compare_encoders(encoder: Encoder, theirs, name: str) -> None:
         setattr(module, attribute, min(length, LONGEST))
         lengths[f"{side}_length"] = min(own, LONGEST)
     module.max_seq_length = min(longest, LONGEST)
-    profile = profile.replace(**lengths, token_weights="count")  # sentence-transformers knows no other weights
+    profile = profile.replace(**lengths)
     ours = Encoder(encoder.model, encoder.tokenizer, profile)
     try:
         for encode, expected in (

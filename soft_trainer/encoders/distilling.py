@@ -25,7 +25,6 @@ def distil_static(
     dimensions: int = 256,
     texts: str | Path | None = None,
     vocabulary_size: int = 32768,
-    token_weights: str = "log",
     trust_remote_code: bool = False,
     overwrite: bool = False,
 ) -> Path:
@@ -40,7 +39,6 @@ def distil_static(
         texts: a file or a folder, such as a source tree. The lower-case parts of identifiers that occur in it twice or
             more become the vocabulary. By default, the vocabulary is common code words.
         vocabulary_size: the maximum number of words.
-        token_weights: "log", or "count" for the mean that other libraries compute; see `EncoderProfile`.
         trust_remote_code: whether to run code that comes with the model. Read it first.
         overwrite: whether to replace an encoder in the folder. `model` itself cannot be replaced.
 
@@ -67,9 +65,7 @@ def distil_static(
     encoder = load_encoder(model, trust_remote_code=trust_remote_code)
     words = common_words() if texts is None else count_words(_lines(Path(texts)))
     static = distilled(encoder, words, dimensions, vocabulary_size, progress=True)
-    profile = static.profile.replace(
-        token_weights=token_weights, teacher=lasting_name(model), teacher_identity=encoder.fingerprint
-    )
+    profile = static.profile.replace(teacher=lasting_name(model), teacher_identity=encoder.fingerprint)
     return export_encoder(static.model, static.tokenizer, profile, output_dir)
 
 

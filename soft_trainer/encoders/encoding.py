@@ -22,7 +22,7 @@ from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_g
 from soft_trainer.encoders.attention import running
 from soft_trainer.encoders.onnx import check_dimensions
 from soft_trainer.encoders.packing import PACKED, Passes, encode_packed, pack, token_ids
-from soft_trainer.encoders.pooling import POOLINGS, log_weights
+from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import encoder_fingerprint
@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # slow to import, and not needed for token ids
 
 GPU_STEP = 64  # tokens
 GPU_TOKENS = 512  # tokens in a text; a batch of texts without a maximum length is sized for this many
-UNKNOWN_TOKEN = "_unknown_token_id"  # this attribute of a static encoder's model is a token that pooling skips
 # Models without causal or local attention, which would need more than the mask of the padding.
 BROADCAST_MASKS = ("roberta", "bert", "xlm-roberta", "camembert", "electra", "albert", "distilbert")
 
@@ -137,14 +136,16 @@ class Collator:
             a text has no token, texts are padded, as the model would need one. False to pad to the longest text.
         first_position: the position of each text's first token in a packed pass.
         few_lengths: True to pad to one of a few lengths (`padded_width`), which suits a GPU.
+        weigh: how a static encoder weighs tokens (`Weighing`), or None for any other encoder.
     """
 
     pad_token_id: int = 0
     packs: bool = False
     first_position: int = 0
     few_lengths: bool = False
+    weigh: Callable | None = None
 
-    def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int) -> dict:
+    def __call__(self, items: Sequence, prompt_lengths: int | np.ndarray, limit: int, side: str = "query") -> dict:
         """Collates texts.
 
         Args:
@@ -152,7 +153,10 @@ class Collator:
             prompt_lengths: the number of leading tokens that pooling skips; for each text, int64[n], if this collator
                 packs.
             limit: the maximum number of tokens in a text.
+            side: "query" or "code", which a static encoder weighs differently.
         """
+        if self.weigh is not None:
+            return self.weigh(items, side)
         lengths = list(map(token_count, items))
         if self.packs and all(lengths):
             return pack(items, prompt_lengths, self.first_position)
@@ -160,10 +164,14 @@ class Collator:
         return pad(items, self.pad_token_id, prompt_lengths, width)
 
 
-def collator_of(passes: Passes, pad_token_id: int, device: torch.device) -> Collator:
+def collator_of(encoder: Encoder, device: torch.device) -> Collator:
     """Returns the collator for an encoder's passes on a device."""
+    passes = encoder.passes
     few_lengths = not passes.packed and device.type != "cpu"
-    return Collator(pad_token_id, passes.packed, passes.first_position, few_lengths)
+    weigh = getattr(getattr(encoder.model, "module", encoder.model), "weigh", None)
+    if weigh:
+        weigh = weigh.after(encoder.tokenizer, encoder.profile.code_prefix)
+    return Collator(encoder.tokenizer.pad_token_id, passes.packed, passes.first_position, few_lengths, weigh)
 
 
 # ---- Batches to embeddings ----
@@ -175,7 +183,7 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
     Args:
         outputs: the model's outputs, with `pooler_output` for "pooler", otherwise `last_hidden_state`, Tensor[B, L,
             d].
-        attention_mask: Tensor[B, L], 1 on the tokens to pool, or for the mean any weights.
+        attention_mask: Tensor[B, L], 1 on the tokens to pool.
     """
     pooling = POOLINGS[profile.pooling]
     embeddings = pooling.padded(getattr(outputs, pooling.output), attention_mask)
@@ -263,17 +271,11 @@ def _encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tens
         mask = inputs["attention_mask"]
         outputs = model(inputs_embeds=vectors, attention_mask=mask[:, None], position_ids=inputs["position_ids"])
         return pool(profile, outputs, mask[:, 0])  # the first token attends to every token in the row
+    if "weights" in inputs:
+        return _normalized(profile, model(**inputs).pooler_output)
     inputs = dict(inputs)
     padding_mask = inputs["attention_mask"]
     pooling_mask = inputs.pop("pooling_mask", padding_mask)
-    unknown = getattr(plain, UNKNOWN_TOKEN, None)
-    if unknown is not None and profile.pooling == "mean":
-        pooling_mask = pooling_mask * (inputs["input_ids"] != unknown)
-    if profile.token_weights == "log":
-        pooling_mask = log_weights(inputs["input_ids"], pooling_mask)
-    if profile.pooling == "mean" and model.training and getattr(plain, "takes_means", False):
-        means = model(mean_over=pooling_mask, **inputs)
-        return _normalized(profile, means.pooler_output)
     if padding_mask.device.type != "cpu" and reads_broadcast_masks(plain.config):
         # From a mask with two dimensions, `transformers` would compute whether anything is padded, and the host would
         # wait for the result.
@@ -491,7 +493,7 @@ def _embed_batches(
     prompt = prompt_length(encoder.tokenizer, profile, side)
     limit = profile.max_tokens(side)
     device = model.device
-    collate = collator_of(encoder.passes, encoder.tokenizer.pad_token_id, device)
+    collate = collator_of(encoder, device)
     number = sum(map(len, batches))
     dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
     embeddings = torch.empty(number, dimensions(model, profile), device=device, dtype=dtype)
@@ -501,7 +503,7 @@ def _embed_batches(
     with progress_bar(progress, number, "text") as bar:
         for rows in batches:
             texts = [items[int(row)] for row in rows] or [items[0]]
-            encoded = encode(model, profile, moved(collate(texts, prompt, limit), device))
+            encoded = encode(model, profile, moved(collate(texts, prompt, limit, side), device))
             embeddings[done : done + len(rows)] = encoded[: len(rows)].to(dtype)
             done += len(rows)
             bar.update(len(rows))

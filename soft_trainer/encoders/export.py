@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -16,8 +17,17 @@ from soft_trainer.encoders.packing import first_position
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static_numpy import NO_LENGTH
-from soft_trainer.encoders.static_torch import is_static, saved_config, saved_tensors
-from soft_trainer.files import MERGED_ADAPTER, ONNX_FILES, WEIGHT_FILES, reporting_disk_errors, use_umask, write_json
+from soft_trainer.encoders.static_torch import StaticConfig
+from soft_trainer.files import (
+    MERGED_ADAPTER,
+    ONNX_FILES,
+    SETTINGS_FILE,
+    WEIGHT_FILES,
+    reporting_disk_errors,
+    use_umask,
+    write_json,
+)
+from soft_trainer.packaged import STATIC_CODE
 
 
 def export_encoder(
@@ -72,13 +82,13 @@ def export_encoder(
 def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, merge: bool) -> None:
     if first := first_position(model):  # from its padding, which Trainer replaces by the tokenizer's
         model.config.pad_token_id = first - 1
+    if isinstance(model.config, StaticConfig):
+        classes = {"AutoConfig": "StaticConfig", "AutoModel": "StaticModel"}
+        model.config.auto_map = {name: f"{STATIC_CODE.stem}.{kind}" for name, kind in classes.items()}
+        model.config.prompt_length = model.weigh.after(tokenizer, profile.code_prefix).prompt_length
+        shutil.copy(STATIC_CODE, aside)
     # The weights keep the model's parameter names, which Trainer needs to resume.
-    if is_static(model.config):
-        if state_dict is None:
-            state_dict = model.state_dict()
-        model.save_pretrained(aside, state_dict=saved_tensors(state_dict))
-        write_json(aside / "config.json", saved_config(model.config, profile))
-    elif not has_adapter(model):
+    if not has_adapter(model):
         model.save_pretrained(aside, state_dict=state_dict, save_original_format=False)
     elif merge:
         merge_adapter(copy.deepcopy(model)).save_pretrained(aside, save_original_format=False)
@@ -106,22 +116,31 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
 
     `encode_query` truncates to `query_length`, `encode_document` to `code_length`, and plain `encode` to the longer of
     the two, which is also the tokenizer's `model_max_length`. A profile that pools with the model's pooler has no
-    pooling module.
+    pooling module. A static encoder has only `StaticModule`.
     """
+    settings = {
+        "prompts": {"query": profile.query_prefix, "document": profile.code_prefix},
+        "default_prompt_name": None,
+        "similarity_fn_name": profile.score_function,
+    }
+    if profile.truncate_dim:
+        settings["truncate_dim"] = profile.truncate_dim
+    files: dict[str, object] = {SETTINGS_FILE: settings}
+    if isinstance(model.config, StaticConfig):
+        return files | {"modules.json": _modules([(f"{STATIC_CODE.stem}.StaticModule", "")])}
     longest = max(profile.query_length, profile.code_length)
     transformer = {"max_seq_length": longest, "do_lower_case": profile.lower_case}
     if profile.query_length != profile.code_length:
         transformer |= {"query_length": profile.query_length, "document_length": profile.code_length}
     if options := pooling_layer(type(model), profile):
         transformer["model_args"] = options
-    modules = [("Transformer", "")]
-    files: dict[str, object] = {}
+    modules = [("sentence_transformers.models.Transformer", "")]
     pooling = POOLINGS[profile.pooling]
     if pooling.key is None:
         text = {"method": "forward", "method_output_name": pooling.output}
         transformer |= {"modality_config": {"text": text}, "module_output_name": "sentence_embedding"}
     else:
-        modules.append(("Pooling", "1_Pooling"))
+        modules.append(("sentence_transformers.models.Pooling", "1_Pooling"))
         # All releases of sentence-transformers read these older keys.
         files["1_Pooling/config.json"] = {
             "word_embedding_dimension": model.config.hidden_size,
@@ -129,20 +148,10 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
             "include_prompt": profile.include_prompt,
         }
     if profile.normalize:
-        modules.append(("Normalize", f"{len(modules)}_Normalize"))
-    truncation = {}
-    if profile.truncate_dim:
-        truncation = {"truncate_dim": profile.truncate_dim}
-    return files | {
-        "sentence_bert_config.json": transformer,
-        "config_sentence_transformers.json": {
-            "prompts": {"query": profile.query_prefix, "document": profile.code_prefix},
-            "default_prompt_name": None,
-            "similarity_fn_name": profile.score_function,
-        }
-        | truncation,
-        "modules.json": [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for index, (kind, path) in enumerate(modules)
-        ],
-    }
+        modules.append(("sentence_transformers.models.Normalize", f"{len(modules)}_Normalize"))
+    return files | {"sentence_bert_config.json": transformer, "modules.json": _modules(modules)}
+
+
+def _modules(kinds: Sequence[tuple[str, str]]) -> list[dict]:
+    """Returns the content of `modules.json`, from the class and the folder of each module."""
+    return [{"idx": index, "name": str(index), "path": path, "type": kind} for index, (kind, path) in enumerate(kinds)]

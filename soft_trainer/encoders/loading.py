@@ -30,7 +30,7 @@ from soft_trainer.encoders.comparing import compare_encoders, compare_with_folde
 from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.encoders.onnx import check_dimensions
 from soft_trainer.encoders.profiles import EncoderProfile, check_encodes, check_lengths, resolve_profile
-from soft_trainer.encoders.static_torch import StaticModel, exclude_unknown_token, is_static
+from soft_trainer.encoders.static_torch import StaticConfig
 from soft_trainer.errors import UserError
 from soft_trainer.hub_files import reading
 from soft_trainer.packaged import located
@@ -51,8 +51,7 @@ def load_encoder(
     Args:
         name_or_path: a folder, `USER/NAME` on the Hub, or `base`, which comes with the package. A folder or repository
             may contain an encoder trained with this package, a sentence-transformers encoder or a plain encoder. An
-            adapter is merged into its base. Other libraries give other embeddings for a static encoder, whose plain
-            mean they compute, unless its profile has `token_weights="count"`.
+            adapter is merged into its base.
         revision: the branch, tag or commit on the Hub.
         device: the device to run on. By default, an accelerator if there is one, otherwise the CPU.
         trust_remote_code: whether to run code that comes with the model. Read this code first.
@@ -78,7 +77,6 @@ def load_encoder(
     if has_adapter(model):
         merge_adapter(model)
     check_model(model, profile)
-    exclude_unknown_token(model, tokenizer)
     check_dimensions(truncate_dim, model.config.hidden_size)
     if truncate_dim is not None:
         profile = profile.replace(truncate_dim=0)
@@ -197,8 +195,6 @@ def _without_report_on_spare_weights() -> Iterator[None]:
 
 def _auto_class(config: PretrainedConfig) -> type:
     """Returns `AutoModel`, or a class that loads only an encoder from a model that also has a decoder."""
-    if is_static(config):
-        return StaticModel
     whole = MODEL_MAPPING.get(type(config), None)
     encoder = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
     if whole and encoder and whole is not encoder:
@@ -244,10 +240,11 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     if kind is MODEL_MAPPING.get(type(config), None) and _auto_class(config) is AutoModelForTextEncoding:
         encoder = MODEL_FOR_TEXT_ENCODING_MAPPING[type(config)].__name__
         raise UserError(f"model: {kind.__name__} also has a decoder; pass {encoder} instead")
-    if profile.pooling == "pooler" and getattr(model, "pooler", None) is None:
+    pools = isinstance(config, StaticConfig)  # a static encoder pools itself
+    if pools and profile.pooling != "pooler":
+        raise UserError(f"pooling={profile.pooling}: a static encoder has its own weighted mean; use pooling=pooler")
+    if profile.pooling == "pooler" and not pools and getattr(model, "pooler", None) is None:
         raise UserError(f"pooling=pooler: {kind.__name__} has no pooler; use cls, mean or last_token")
-    if profile.token_weights == "log" and not is_static(config):
-        raise UserError(f"token_weights=log: {kind.__name__} is not a static encoder; use count")
     attention = str(getattr(config, "_attn_implementation", ""))
     if profile.data_flow_length and "flash" in attention:
         raise UserError(f"attn_implementation={attention}: does not support the mask for data flow; use sdpa or eager")
@@ -390,6 +387,8 @@ def given_encoder(
     if isinstance(model, Encoder):
         return model.model, tokenizer or model.tokenizer, (profile or model.profile).changed(changes)
     if hasattr(model, "modules") and hasattr(model, "encode_query"):  # without importing sentence-transformers
+        if isinstance(getattr(model[0], "encoder", None), Encoder):
+            return given_encoder(model[0].encoder, tokenizer, profile or changes)
         given = tokenizer
         tokenizer = tokenizer or model.tokenizer
         if profile is None:
@@ -399,15 +398,6 @@ def given_encoder(
             encoder = Encoder(model[0].auto_model, tokenizer, profile)
             if given is None and is_comparable(encoder.model):
                 compare_encoders(encoder, model, "model")
-            name = encoder.model.config._name_or_path
-            if is_static(encoder.model.config) and name:
-                # sentence-transformers takes the plain mean, and does not save the file that asks for another one.
-                try:
-                    profile = profile.replace(token_weights=resolve_profile(name).token_weights)
-                except UserError:
-                    logger.warning(
-                        "%s: no longer there, so the encoder gets the plain mean (token_weights=count)", name
-                    )
         model = model[0].auto_model
     elif not (isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
         raise UserError(

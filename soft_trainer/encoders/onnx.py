@@ -66,7 +66,7 @@ class OnnxEncoder:
 
     def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
         """Embeds texts; see `TextEncoder`."""
-        embeddings = self._embed(texts, side)
+        embeddings = self._embed(texts, "query" if side == "query" else "code")
         return normalized(embeddings) if self._profile["score_function"] == "cosine" else embeddings
 
     # ---- Texts to embeddings ----

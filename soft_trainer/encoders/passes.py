@@ -73,7 +73,7 @@ def _why_padded(model: PreTrainedModel, profile: EncoderProfile, device: torch.d
     implementation = str(config._attn_implementation)
     if device.type not in ("cuda", "cpu"):
         return f"the device is {device.type}"
-    if getattr(model, "takes_means", False):
+    if hasattr(model, "weigh"):
         return "a static encoder has no attention"
     if profile.data_flow_length:
         return "data flow needs a mask"

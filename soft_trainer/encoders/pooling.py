@@ -15,10 +15,6 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# How a token that occurs c times in a text counts in the mean of a static encoder: c or log(1 + c) times.
-TOKEN_WEIGHTS = ("count", "log")
-SMALLEST_WEIGHT = 1e-9  # of a text's tokens together; the mean of a text without tokens is divided by it
-
 
 @dataclass(frozen=True)
 class Pooling:
@@ -78,32 +74,12 @@ class PackedStates:
 # ---- Mean over the tokens: 0 for a text without tokens ----
 
 
-def log_weights(input_ids: Tensor, mask: Tensor) -> Tensor:
-    """Returns each token's weight in a mean: log(1 + c) / c, where c is how often the token occurs in its text.
-
-    All shapes depend only on the shape of `input_ids`, so that no device waits for the host.
-
-    Args:
-        input_ids: the token ids, LongTensor[B, L].
-        mask: the tokens to pool, which are also those to count, Tensor[B, L], 1 or True.
-
-    Returns:
-        float32, Tensor[B, L], 0 outside the mask.
-    """
-    import torch
-
-    ids = input_ids.where(mask.bool(), -1)
-    ordered = ids.sort(1).values
-    counts = torch.searchsorted(ordered, ids, right=True) - torch.searchsorted(ordered, ids)
-    return torch.log1p(counts) / counts * mask
-
-
 def _padded_mean(states: Tensor, mask: Tensor) -> Tensor:
     import torch
 
     states = states.to(torch.promote_types(states.dtype, torch.float32))
     mask = mask.unsqueeze(-1).to(states.dtype)
-    return (states * mask).sum(1) / mask.sum(1).clamp(min=SMALLEST_WEIGHT)
+    return (states * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
 def _packed_mean(model: nn.Module, states: PackedStates) -> Tensor:

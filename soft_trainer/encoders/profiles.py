@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.encoders.pooling import POOLINGS, TOKEN_WEIGHTS
-from soft_trainer.encoders.static_numpy import NO_LENGTH, is_static_config
+from soft_trainer.encoders.pooling import POOLINGS
+from soft_trainer.encoders.static_numpy import NO_LENGTH
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, SETTINGS_FILE, read_json, write_json
 from soft_trainer.hub_files import base_of, published_name, reading, repository_file
@@ -32,8 +32,6 @@ class EncoderProfile:
         name: a key of `PROFILES`, or "auto" for any other encoder.
         pooling: "mean" over the tokens, "cls" (the first token), "last_token" or "pooler" (the model's
             `pooler_output`).
-        token_weights: how a token that occurs c times in a text counts in the mean: "count" (c times, the plain mean)
-            or, for static encoders, "log" (log(1 + c) times).
         normalize: whether to scale embeddings to unit length.
         query_prefix, code_prefix: the text before each query or code: special tokens, followed by the prompt.
         include_prompt: False if pooling should skip the prefixes' tokens, as in sentence-transformers.
@@ -56,7 +54,6 @@ class EncoderProfile:
 
     name: str = "auto"
     pooling: str = "mean"
-    token_weights: str = "count"
     normalize: bool = False
     query_prefix: str = ""
     code_prefix: str = ""
@@ -75,15 +72,13 @@ class EncoderProfile:
     teacher_identity: str = ""
 
     def __post_init__(self):
-        choices = {"pooling": POOLINGS, "token_weights": TOKEN_WEIGHTS, "score_function": SCORE_FUNCTIONS}
+        choices = {"pooling": POOLINGS, "score_function": SCORE_FUNCTIONS}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
         for name, least in (("query_length", 3), ("code_length", 3), ("data_flow_length", 0), ("truncate_dim", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least {least}")
-        if self.token_weights == "log" and self.pooling != "mean":
-            raise UserError(f"token_weights=log: needs pooling=mean, not {self.pooling}; set token_weights=count")
         if not 0 < self.score_scale < math.inf:
             raise UserError(f"score_scale={self.score_scale}: must be above 0 and finite")
         if not self.include_prompt and (self.data_flow_length or self.pooling == "pooler"):
@@ -201,9 +196,8 @@ _PROFILES = (
     _TODAY.replace(name="modernbert", pooling="mean"),
     # https://huggingface.co/Alibaba-NLP/gte-modernbert-base: the first token, no prompt, cosines x 100.
     _TODAY.replace(name="gte-modernbert", pooling="cls", score_scale=100.0),
-    # A static encoder only looks up vectors, so long texts cost little.
-    # A variable that stands twenty times in a function says little more than one that stands five times.
-    _TODAY.replace(name="static", normalize=True, token_weights="log", query_length=NO_LENGTH, code_length=NO_LENGTH),
+    # A static encoder only looks up vectors, so long texts cost little. It weighs and pools them itself.
+    _TODAY.replace(name="static", pooling="pooler", normalize=True, query_length=NO_LENGTH, code_length=NO_LENGTH),
     EncoderProfile(),
 )
 PROFILES = {profile.name: profile for profile in _PROFILES}
@@ -336,8 +330,6 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     length = length or read("tokenizer_config.json").get("model_max_length")
     if length and length < NO_LENGTH:
         length = min(int(length), most_tokens(read("config.json")) or math.inf)
-    elif is_static_config(read("config.json")):
-        length = NO_LENGTH
     else:
         length = None
     normalize = "Normalize" in modules
@@ -418,7 +410,12 @@ def _scores_pairs(config: Mapping) -> bool:
 
 
 def check_encodes(config: Mapping, name: str | Path) -> None:
-    """Raises UserError for a cross-encoder, whose hidden states are not trained to be embeddings."""
+    """Raises UserError for a cross-encoder, whose hidden states are not trained to be embeddings.
+
+    Also for a static encoder in the files of an earlier release, whose weights `AutoModel` does not know.
+    """
+    if config.get("model_type") == "xlnet" and config.get("n_layer") == 0:
+        raise UserError(f"{name}: a static encoder of an earlier release; distil or train it again")
     if _scores_pairs(config):
         raise UserError(
             f"{name}: a cross-encoder, which scores pairs of texts and has no embeddings; use an encoder here. In "

@@ -116,7 +116,7 @@ def random_model(from_scratch: str, tokenizer, profile: EncoderProfile) -> PreTr
     """
     hidden, layers = parse_size(from_scratch)
     if not layers:
-        return static_model(len(tokenizer), hidden, tokenizer.pad_token_id)
+        return static_model(tokenizer, hidden)
     longest = max(profile.query_length, profile.code_length + profile.data_flow_length)
     config = RobertaConfig(
         vocab_size=len(tokenizer),

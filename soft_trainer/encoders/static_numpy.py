@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,10 +16,14 @@ from soft_trainer.encoders.onnx import TOKENIZER, check_dimensions, normalized
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, SETTINGS_FILE, cache_dir, read_json
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
+from soft_trainer.packaged import VECTORS, WEIGHTS
 
-WEIGHTS = "model.safetensors"
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 CONFIG = "config.json"
-VECTORS = "word_embedding.weight"  # the name of the tensor
+MODEL_TYPE = "soft_trainer_static"
+FIRST, HALF = 8.0, 4.0  # the weight of a function's first token, and the position that has half of it
 PROBE = "def parseURL(self, *xs):\n\treturn [x_1 for x in xs]  # größer 'a  b'\n"
 WORD = re.compile(r"\w+|[^\w\s]")
 KEPT_WORDS = 1 << 19
@@ -32,25 +37,53 @@ def default_static_folder() -> Path:
 
 def is_static_config(config: Mapping) -> bool:
     """Returns True if this is the content of a static encoder's `config.json`."""
-    return config.get("model_type") == "xlnet" and config.get("n_layer") == 0
+    return config.get("model_type") == MODEL_TYPE
 
 
 def is_static_folder(folder: Path) -> bool:
-    """Returns True if `StaticEncoder` can run a folder's encoder: static, with mean pooling and cosine scores."""
-    if not all((folder / file).is_file() for file in (CONFIG, WEIGHTS, TOKENIZER, PROFILE_FILE)):
-        return False
-    profile = read_json(folder / PROFILE_FILE)
-    if not is_static_config(read_json(folder / CONFIG)):
-        return False
-    means = profile["pooling"] == "mean" and profile["include_prompt"]
-    unit = profile["normalize"] and not _truncate_dim(folder)
-    return means and (unit or profile["score_function"] == "cosine")
+    """Returns True if this is the folder of a static encoder."""
+    files = (CONFIG, WEIGHTS, TOKENIZER, PROFILE_FILE)
+    return all((folder / file).is_file() for file in files) and is_static_config(read_json(folder / CONFIG))
 
 
 def _truncate_dim(folder: Path) -> int:
     """Returns the number of leading dimensions to keep that an encoder's files give, or 0."""
     settings = folder / SETTINGS_FILE
     return (settings.is_file() and read_json(settings).get("truncate_dim")) or 0
+
+
+def token_weights(
+    rows: Sequence[Sequence[int]], size: int, side: str, unknown: int | None = None, prompt_length: int = 0
+) -> csr_array:
+    """Computes how much each token counts in each text: log(1 + c), where c sums the weights of its occurrences.
+
+    In a query or a chunk, each occurrence weighs 1. What a function does stands first, in its name and signature, so
+    an occurrence at position p weighs `FIRST` / (1 + p / `HALF`). Unknown tokens are not counted.
+
+    Args:
+        rows: each text's token ids.
+        size: the number of tokens in the vocabulary.
+        side: "query", "code" or "chunk".
+        unknown: the id of the unknown token, or None.
+        prompt_length: the number of known tokens before the text of a function, which weigh 1 each.
+
+    Returns:
+        Sparse, float32[rows, size].
+    """
+    from scipy.sparse import csr_array  # slow to import, and a search has too few texts to need it
+
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    tokens = np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum())
+    known = np.ones(len(tokens), bool) if unknown is None else tokens != unknown
+    tokens = tokens[known]
+    lengths = np.bincount(np.repeat(np.arange(len(rows)), lengths)[known], minlength=len(rows))
+    starts = np.cumsum([0, *lengths])
+    weights = np.ones(len(tokens))
+    if side == "code":
+        positions = np.arange(len(tokens)) - np.repeat(starts[:-1], lengths) - prompt_length
+        weights = np.where(positions < 0, 1, FIRST / (1 + positions.clip(min=0) / HALF))
+    counts = csr_array((weights, tokens, starts), shape=(len(rows), size))
+    return _saturated(counts)
 
 
 class StaticEncoder:
@@ -72,8 +105,9 @@ class StaticEncoder:
         from tokenizers import Tokenizer
 
         self._profile = read_json(folder / PROFILE_FILE)
-        # As in `log_weights` in `pooling.py`. A folder of an earlier release does not have the field.
-        self._log = self._profile.get("token_weights") == "log"
+        config = read_json(folder / CONFIG)
+        self._unknown = config["unk_token_id"]
+        self._prompt_length = config["prompt_length"]
         files = [file_fingerprint(folder / file) for file in (WEIGHTS, TOKENIZER)]
         self.fingerprint = fingerprint("static", files, json.dumps(self._profile, sort_keys=True))
         self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
@@ -86,10 +120,8 @@ class StaticEncoder:
                 vectors = file.get_tensor(VECTORS)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
-        # Zeros in the sums exclude unknown tokens. An encoder saved by an earlier release has another vector here.
-        unknown = self._tokenizer.token_to_id(getattr(self._tokenizer.model, "unk_token", None) or "")
-        if unknown is not None:
-            vectors[unknown] = 0
+        if self._unknown is not None:
+            vectors[self._unknown] = 0
         self._vectors = vectors
         self._ids: dict[str, list[int]] = {}  # the token ids of words
         self._splits_words = self._splits()
@@ -98,28 +130,27 @@ class StaticEncoder:
 
     def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
         """Embeds texts; see `TextEncoder`."""
-        prefix = self._profile[f"{side}_prefix"]
-        length = self._profile[f"{side}_length"]
+        kind = "query" if side == "query" else "code"
+        prefix = self._profile[f"{kind}_prefix"]
+        length = self._profile[f"{kind}_length"]
         texts = [prefix + text for text in texts]
         if side == "query":  # a search has one query, which does not need SciPy
             sums = np.array([self._sum(ids[:length]) for ids in self._tokenized(texts)])
-        elif self._splits_words and length >= NO_LENGTH:
+        elif side == "chunk" and self._splits_words and length >= NO_LENGTH:
             sums = self._sums_of_words(texts)
         else:
             rows = [ids[:length] for ids in self._tokenized(texts)]
-            sums = self._saturated(_counts(rows, len(self._vectors))) @ self._vectors
+            sums = token_weights(rows, len(self._vectors), side, self._unknown, self._prompt_length) @ self._vectors
         # There is no need to divide the sums by the number of tokens, because embeddings have unit length.
         return normalized(sums.reshape(len(texts), -1)[:, : self.dimensions])
 
     def _sum(self, ids: list[int]) -> np.ndarray:
-        """Sums the token vectors of a text, with the weights of the profile. Returns float32[d]."""
-        if not self._log:
-            return self._vectors[ids].sum(0)
+        """Sums the token vectors of a query. Returns float32[d]."""
         tokens, counts = np.unique(np.array(ids, np.int64), return_counts=True)
         return np.log1p(counts, dtype=np.float32) @ self._vectors[tokens]
 
     def _sums_of_words(self, texts: list[str]) -> np.ndarray:
-        """Sums each text's token vectors, with the weights of the profile. Returns float32[n, d].
+        """Sums each text's token vectors, weighed as in queries. Returns float32[n, d].
 
         The tokens of a distinct word are looked up only once.
         """
@@ -129,16 +160,7 @@ class StaticEncoder:
         tokens = _counts([self._ids[word] for word in distinct], len(self._vectors))
         number = {word: position for position, word in enumerate(distinct)}
         texts_words = _counts([list(map(number.__getitem__, text)) for text in words], len(distinct))
-        if self._log:
-            return self._saturated(texts_words @ tokens) @ self._vectors
-        return texts_words @ (tokens @ self._vectors)
-
-    def _saturated(self, counts):
-        """Returns how much each token counts in each text, given how often it occurs there, csr_array[n, tokens]."""
-        if self._log:
-            counts.sum_duplicates()
-            np.log1p(counts.data, out=counts.data)
-        return counts
+        return _saturated(texts_words @ tokens) @ self._vectors
 
     def _tokenized(self, texts: list[str]) -> list[list[int]]:
         """Returns each text's token ids. Tokenizing each distinct word only once is three times as fast."""
@@ -185,3 +207,10 @@ def _counts(rows: Sequence[Sequence[int]], size: int):
     ends = np.cumsum([0, *map(len, rows)])
     numbers = np.fromiter(chain.from_iterable(rows), np.int32, ends[-1])
     return csr_array((np.ones(len(numbers), np.float32), numbers, ends), shape=(len(rows), size))
+
+
+def _saturated(counts):
+    """Returns log(1 + c) for each sum c of a text's equal tokens, float32[n, tokens]."""
+    counts.sum_duplicates()
+    np.log1p(counts.data, out=counts.data)
+    return counts.astype(np.float32)

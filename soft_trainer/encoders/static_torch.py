@@ -1,11 +1,7 @@
-"""Defines static encoders, which have one vector per token. A text's embedding is the normalised mean of the vectors.
+"""Defines static encoders, which have one vector per token. A text's embedding is the sum of its tokens' vectors.
 
-A static encoder's folder loads in `AutoModel`, sentence-transformers, model2vec and `load_encoder`. Embeddings are
-equal if the profile has `token_weights="count"`; the other libraries do not know "log". `AutoModel` loads an XLNet
-without layers, which returns the token vectors of a text of any length.
-
-Unknown tokens are excluded from the mean, as in model2vec, and their vector is 0, so that it makes no difference where
-a library includes them. The embedding of a text without a known token is 0.
+`static_numpy.token_weights` gives each token's weight in the sum, which is scaled to unit length. The embedding of a
+text without a known token is 0. Importing this module registers the model with `AutoModel`.
 """
 
 from __future__ import annotations
@@ -13,6 +9,7 @@ from __future__ import annotations
 import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,25 +17,24 @@ from tokenizers import Regex, Tokenizer, normalizers
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    AutoConfig,
+    AutoModel,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
-    XLNetConfig,
-    XLNetModel,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from soft_trainer.encoders.encoding import UNKNOWN_TOKEN, Encoder, at_least_float32, embed, tokenize
-from soft_trainer.encoders.pooling import SMALLEST_WEIGHT
-from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
-from soft_trainer.encoders.static_numpy import NO_LENGTH
+from soft_trainer.encoders.encoding import Encoder, at_least_float32, embed, tokenize
+from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.encoders.static_numpy import MODEL_TYPE, token_weights
 from soft_trainer.errors import UserError
 
-MODEL2VEC_TENSOR = "embeddings"  # the name by which model2vec and sentence-transformers find the vectors
 WORD_BORDER = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+"  # between words in camelCase and snake_case
 BETWEEN_WORDS = WORD_BORDER.replace("_+", r"[\W_]+")  # also punctuation and white space
 SIF = 1e-3  # the weight of a word is SIF / (SIF + its frequency)
@@ -46,99 +42,112 @@ LONGEST_WORD = 100  # characters; WordPiece treats a longer word as unknown
 PADDING = "[PAD]"
 UNKNOWN = "[UNK]"
 SPECIAL = (PADDING, UNKNOWN)
-PIECE = 128  # tokens; `embedding_bag` adds one vector after the other, and 5,000 at once are exact only to 1e-5
 CHARACTERS = string.ascii_lowercase + string.digits
 
 
-class StaticModel(XLNetModel):
-    """An XLNet without layers, which looks up token vectors and ignores attention masks and positions."""
-
-    # In training, `encode` passes `mean_over`, which saves the memory for the vectors of all tokens and padding.
-    # Otherwise it computes the mean itself.
-    takes_means = True
-    _keys_to_ignore_on_load_unexpected = [MODEL2VEC_TENSOR]
-
-    def __init__(self, config: XLNetConfig):
-        super().__init__(config)
-        # Only the vectors of tokens affect an embedding. Unlike a parameter, a buffer is never trained.
-        del self.mask_emb
-        self.register_buffer("mask_emb", torch.zeros(1, 1, config.d_model))
-
-    def load_state_dict(self, state_dict: Mapping[str, Tensor], *options, **named):
-        """Loads the tensors of a checkpoint, except model2vec's copy of the vectors."""
-        own = {name: tensor for name, tensor in state_dict.items() if name != MODEL2VEC_TENSOR}
-        return super().load_state_dict(own, *options, **named)
-
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, mean_over: Tensor | None = None, **kwargs
-    ) -> BaseModelOutputWithPooling:
-        """Returns the token vectors as `last_hidden_state`, Tensor[B, L, d].
-
-        Args:
-            mean_over: the tokens to average, BoolTensor or LongTensor[B, L], or their weights, FloatTensor[B, L]. If
-                set, only each text's mean is returned, as `pooler_output`, Tensor[B, d]. The mean is 0 for a text
-                without tokens.
-        """
-        if mean_over is None:
-            return BaseModelOutputWithPooling(last_hidden_state=self.word_embedding(input_ids))
-        vectors = at_least_float32(self.word_embedding.weight)
-        shares = mean_over.to(vectors) / mean_over.sum(1, keepdim=True).clamp(min=SMALLEST_WEIGHT)
-        size = min(PIECE, input_ids.shape[1])
-        spare = -input_ids.shape[1] % size
-        pieces = [F.pad(each, (0, spare)).view(-1, size) for each in (input_ids, shares)]
-        tokens, shares, starts = bags(*pieces)
-        sums = F.embedding_bag(tokens, vectors, starts, mode="sum", per_sample_weights=shares)[: len(pieces[0])]
-        return BaseModelOutputWithPooling(pooler_output=sums.view(len(input_ids), -1, sums.shape[1]).sum(1))
-
-
-def bags(input_ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the tokens with a weight, in order, their weights, and where each text's tokens start.
-
-    On a CPU or a Mac, there are only these tokens. The host cannot know their number without waiting for a GPU, so on
-    a GPU all other tokens follow, as the last of B + 1 texts.
+class StaticConfig(PretrainedConfig):
+    """The configuration of a static encoder.
 
     Args:
-        weights: the weight of each token, Tensor[B, L], 0 for a token to drop.
+        prompt_length: the number of known tokens in the prompt before each function.
     """
-    mask = weights.bool()
-    lengths = mask.sum(1)
-    ends = lengths.cumsum(0)
-    if mask.device.type in ("cpu", "mps"):
-        return input_ids[mask], weights[mask], ends - lengths
-    order = mask.flatten().byte().argsort(descending=True, stable=True)
-    return input_ids.flatten()[order], weights.flatten()[order], torch.cat([ends.new_zeros(1), ends])
+
+    model_type = MODEL_TYPE
+    vocab_size: int = 0
+    hidden_size: int = 0
+    pad_token_id: int | None = None
+    unk_token_id: int | None = None
+    prompt_length: int = 0
 
 
-def is_static(config: PretrainedConfig) -> bool:
-    """Returns True if this is a static encoder's configuration."""
-    return config.model_type == "xlnet" and config.n_layer == 0
+@dataclass(frozen=True)
+class Weighing:
+    """Weighs the tokens of texts. Data workers get a pickled copy.
 
-
-def exclude_unknown_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Excludes a static encoder's unknown token from embeddings and training. Other encoders stay unchanged.
-
-    A normalised mean of zeros would have a gradient of 1e12, and clipping would scale all other gradients to 0.
+    Args:
+        size: the number of tokens in the vocabulary.
+        unknown: the id of the unknown token, which is not counted, or None.
+        prompt_length: the number of known tokens in the prompt before each function.
     """
-    unknown = tokenizer.unk_token_id
-    if not is_static(model.config) or unknown is None or getattr(model, UNKNOWN_TOKEN, None) == unknown:
-        return
-    setattr(model, UNKNOWN_TOKEN, unknown)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[unknown] = 0
+
+    size: int
+    unknown: int | None
+    prompt_length: int
+
+    def after(self, tokenizer: PreTrainedTokenizerBase, prefix: str) -> Weighing:
+        """Returns how functions after a prompt are weighed."""
+        prompt = tokenizer(prefix, add_special_tokens=False)["input_ids"]
+        return replace(self, prompt_length=sum(token != self.unknown for token in prompt))
+
+    def __call__(self, rows: Sequence[Sequence[int]], side: str) -> dict[str, Tensor]:
+        """Returns inputs of `StaticModel`: the tokens and weights of all texts, T each, and where each text starts.
+
+        Args:
+            rows: the token ids of each text.
+            side: "query" or "code".
+        """
+        weights = token_weights(rows, self.size, side, self.unknown, self.prompt_length)
+        return {
+            "input_ids": torch.from_numpy(weights.indices.astype(np.int64)),
+            "weights": torch.from_numpy(weights.data),
+            "starts": torch.from_numpy(weights.indptr[:-1].astype(np.int64)),
+        }
+
+    def padded(self, rows: Sequence[Sequence[int]], side: str) -> dict[str, Tensor]:
+        """Returns the tokens and weights as Tensor[B, L], so that a batch can be divided. Padding has weight 0."""
+        inputs = self(rows, side)
+        lengths = np.diff(inputs.pop("starts"), append=len(inputs["weights"])).tolist()
+        return {name: pad_sequence(each.split(lengths), batch_first=True) for name, each in inputs.items()}
 
 
-def static_model(vocabulary_size: int, dimensions: int, pad_token_id: int) -> StaticModel:
-    """Creates a static encoder with random vectors for `vocabulary_size` tokens."""
-    config = XLNetConfig(
-        vocab_size=vocabulary_size,
-        d_model=dimensions,
-        n_layer=0,
-        n_head=1,
-        d_inner=1,
-        dropout=0.0,
-        pad_token_id=pad_token_id,
-    )
-    return StaticModel(config)
+class StaticModel(PreTrainedModel):
+    """Looks up token vectors, and returns their weighted sum, scaled to unit length, as `pooler_output`."""
+
+    config_class = StaticConfig
+
+    def __init__(self, config: StaticConfig):
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.weigh = Weighing(config.vocab_size, config.unk_token_id, config.prompt_length)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Returns the token vectors."""
+        return self.embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        weights: Tensor | None = None,
+        starts: Tensor | None = None,
+        side: str = "query",
+        **kwargs,
+    ) -> BaseModelOutputWithPooling:
+        """Embeds texts. Returns `pooler_output`, Tensor[B, d] in float32 or higher.
+
+        Args:
+            input_ids: a tokenizer's result, LongTensor[B, L], or with `weights` that of `weigh` or `weigh.padded`.
+            side: "query" or "code"; see `token_weights`. Not used with `weights`.
+        """
+        if weights is None:
+            mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            rows = [ids[kept.bool()].tolist() for ids, kept in zip(input_ids.cpu(), mask.cpu(), strict=True)]
+            bags = {name: each.to(input_ids.device) for name, each in self.weigh(rows, side).items()}
+            return self(**bags)
+        vectors = at_least_float32(self.embeddings.weight)
+        sums = F.embedding_bag(input_ids, vectors, starts, mode="sum", per_sample_weights=weights.to(vectors))
+        return BaseModelOutputWithPooling(pooler_output=F.normalize(sums, dim=-1))
+
+
+AutoConfig.register(MODEL_TYPE, StaticConfig)
+AutoModel.register(StaticConfig, StaticModel)
+
+
+def static_model(tokenizer: PreTrainedTokenizerBase, dimensions: int) -> StaticModel:
+    """Creates a static encoder with random vectors for the tokens of `tokenizer`."""
+    special = {"pad_token_id": tokenizer.pad_token_id, "unk_token_id": tokenizer.unk_token_id}
+    return StaticModel(StaticConfig(vocab_size=len(tokenizer), hidden_size=dimensions, **special))
 
 
 def distilled(
@@ -185,10 +194,9 @@ def distilled(
     # Smooth inverse frequency: https://openreview.net/forum?id=SyK00v5xx
     weights = SIF / (SIF + counts / max(counts.sum(), 1))
     weights[: len(SPECIAL)] = 0
-    model = static_model(len(entries), dimensions, tokenizer.pad_token_id)
+    model = static_model(tokenizer, dimensions)
     with torch.no_grad():
-        model.word_embedding.weight.copy_(torch.from_numpy(reduced * weights[:, None]))
-    exclude_unknown_token(model, tokenizer)
+        model.embeddings.weight.copy_(torch.from_numpy(reduced * weights[:, None]))
     return Encoder(model.eval(), tokenizer, PROFILES["static"])
 
 
@@ -215,19 +223,3 @@ def count_words(texts: Iterable[str]) -> dict[str, int]:
     for text in texts:
         counts.update(backend.normalizer.normalize_str(text).split())
     return {word: count for word, count in counts.items() if count > 1 and len(word) <= LONGEST_WORD}
-
-
-def saved_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors to save: the model's tensors, and a copy of the vectors under model2vec's name."""
-    return {**state_dict, MODEL2VEC_TENSOR: state_dict["word_embedding.weight"].detach().clone()}
-
-
-def saved_config(config: PretrainedConfig, profile: EncoderProfile) -> dict:
-    """Returns the configuration to save, with the settings that model2vec reads."""
-    length = max(profile.query_length, profile.code_length)
-    settings = {
-        "architectures": ["XLNetModel"],
-        "normalize": profile.normalize,
-        "max_length": length if length < NO_LENGTH else None,
-    }
-    return config.to_diff_dict() | settings

@@ -41,7 +41,8 @@ class TextEncoder(Protocol):
         """Embeds texts. Returns float32[n, d].
 
         Args:
-            side: "query" or "code", which determines the prompt and the maximum length.
+            side: "query", "code" or "chunk" (a part of a file, which begins with its path). It determines the
+                prompt, the maximum length and a static encoder's weights.
             languages: the language of each function. Only encoders with data flow use languages.
         """
 
@@ -59,7 +60,7 @@ def open_encoder(name: str | Path, truncate_dim: int | None = None, light: bool 
     """
     folder = local_folder(name)
     light = light and (folder is None or not (folder / ADAPTER_CONFIG).is_file())
-    if light and folder and is_static_folder(folder):
+    if folder and is_static_folder(folder):
         return StaticEncoder(folder, truncate_dim)
     light = light and has_onnxruntime()
     if light and folder and (_export_of(folder) / SETTINGS).is_file():
@@ -79,6 +80,9 @@ def open_encoder(name: str | Path, truncate_dim: int | None = None, light: bool 
         raise UserError(
             f"{name}: the encoder needs code from its repository, but search never runs such code"
         ) from error
+    folder = local_folder(name)  # loading may have downloaded it
+    if folder and is_static_folder(folder):
+        return StaticEncoder(folder, truncate_dim)
     exported = _export(encoder, str(name)) if light else None
     return OnnxEncoder(exported, truncate_dim) if exported else encoder
 

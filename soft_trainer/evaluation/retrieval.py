@@ -39,11 +39,13 @@ class RetrievalOutput:
         ranking: the rank of each query's best-ranked relevant function, and the top functions.
         metrics: the metrics of this ranking, keyed by name.
         by_query: the average precision and nDCG of each query, float64[Q] each.
+        label_ids: the corpus index of each query's best relevant function, int64[Q], as in `PredictionOutput`.
     """
 
     ranking: Ranking
     metrics: dict[str, float]
     by_query: dict[str, np.ndarray] = field(default_factory=dict)
+    label_ids: np.ndarray | None = None
 
     def __repr__(self) -> str:
         figures = [f"{name}={value:.4f}" for name, value in self.metrics.items() if name.endswith("mrr")]
@@ -58,6 +60,11 @@ class RetrievalOutput:
     def top_indices(self) -> Tensor:
         """The corpus indices of each query's top functions, LongTensor[Q, k], best first."""
         return self.ranking.top_indices
+
+    @property
+    def predictions(self) -> tuple[np.ndarray, np.ndarray]:
+        """The ranks and the top indices as arrays, which `compute_metrics` gets, as in `PredictionOutput`."""
+        return self.ranks.numpy(force=True), self.top_indices.numpy(force=True)
 
     def write_run_file(self, path: str | Path, split: Split) -> str:
         """Writes each query's top functions for trec_eval, ranx or ir-measures, and the judgments to `PATH.qrels`.

@@ -30,7 +30,9 @@ from soft_trainer.files import (
     TRAINING_PICTURE,
     WRITTEN,
     files_matching,
+    is_edited,
     read_json,
+    signed,
     write_text,
 )
 from soft_trainer.fingerprints import model_code
@@ -207,14 +209,15 @@ class Repository:
         return json.dumps(content | {key: public}, indent=2) + "\n"
 
     def _named_card(self, card: str) -> str:
-        """Returns a card whose code snippets load the encoder from this repository."""
+        """Returns a card whose code snippets load the encoder from this repository. This is no edit."""
         match = re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)[,)]', card)
         if match is None:
             return card
         arguments = f'"{self.name}"'
         if self.revision:
             arguments += f', revision="{self.revision}"'
-        return card.replace(f"({match[1]}", f"({arguments}")
+        named = card.replace(f"({match[1]}", f"({arguments}")
+        return named if is_edited(card) else signed(named)
 
     def _keep_edited_card(self, card: Path) -> None:
         """Does not push a generated card over a card of the repository that its owner has made their own."""

@@ -19,7 +19,7 @@ from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.hub_files import published_name, repository_file, split_revision
 from soft_trainer.loss_options import TEACHER_WEIGHT
-from soft_trainer.option_spec import changed_options
+from soft_trainer.option_spec import option_specs
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.packaged import BASE
 from soft_trainer.references import import_reference
@@ -27,18 +27,20 @@ from soft_trainer.terminal import print_on_main
 
 LORA_RATE = 1e-4
 SCHEDULE = ("learning_rate", "num_train_epochs", "warmup_steps", "per_device_train_batch_size", "dataloader_drop_last")
-# The defaults for each kind of encoder. Static encoders may have fewer rows than a batch, so they keep the last one.
+# The defaults for each kind of encoder.
 SCHEDULES = {
     "search": (6e-5, 1, 0.1, 32, True),  # recipes/hard_batches.yaml
-    "distilled": (3e-3, 10, 0, 512, False),  # recipes/distilled.yaml
-    "base": (1e-3, 5, 0, 128, False),  # chosen on valid in benchmarks/base_study.md
-    "static": (3e-3, 10, 0, 128, False),  # benchmarks/static_study.md
+    "distilled": (3e-3, 10, 0, 512, True),  # recipes/distilled.yaml
+    "base": (1e-3, 5, 0, 128, True),  # chosen on valid in benchmarks/base_study.md
+    "static": (3e-3, 10, 0, 128, True),  # benchmarks/static_study.md
     "scratch": (1e-3, 10, 0, 32, True),
     "pretrained": (2e-5, 10, 0, 32, True),
 }
 RANDOM = {"estimator": "bm25", "train_sampling_strategy": "random", "weighting": "linear"}
 SIMILAR = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
 METHODS = dict.fromkeys(SCHEDULES, RANDOM) | {"search": SIMILAR}  # "distilled" also has the teacher in the profile
+# What these options are if nothing about the encoder changes them. A run fingerprint omits these values.
+PLAIN = dict(zip(SCHEDULE, SCHEDULES["pretrained"], strict=True)) | RANDOM
 TITLES = {
     "search": "an encoder trained for search",
     "distilled": "an encoder with a stored teacher",
@@ -68,79 +70,76 @@ def choose_precision(args: SoftInfoNCETrainingArguments, profile: EncoderProfile
         AcceleratorState._reset_state()  # otherwise, `accelerate` refuses a trainer with another precision
 
 
-def encoder_kind(profile: EncoderProfile, model: str | None, revision: str | None = None) -> str:
-    """Returns the kind of an encoder, a key of `SCHEDULES`.
-
-    Args:
-        model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
-    """
-    if model and published_name(model) == BASE:
+def encoder_kind(starting) -> str:
+    """Returns the kind of an encoder to train (`run/starting.py`), a key of `SCHEDULES`."""
+    profile = starting.profile
+    if starting.name and published_name(starting.name) == BASE:
         return "base"
-    if model and profile.teacher:
+    if starting.name and profile.teacher:
         return "distilled"
     if profile.name == "static":
         return "static"
-    if model is None:
+    if starting.from_scratch:
         return "scratch"
-    if profile.score_function == "cosine":
+    if starting.name and profile.score_function == "cosine":
         with suppress(UserError):  # a model in memory may come from a folder that has gone
-            if repository_file(model, "modules.json", revision) is not None:
+            if repository_file(starting.name, "modules.json", starting.revision) is not None:
                 return "search"
     return "pretrained"
+
+
+def defaults_of(kind) -> dict[str, object]:
+    """Returns the defaults of the options that a dataclass or its instance declares, for an encoder of no kind."""
+    return PLAIN | {name: spec.default for name, spec in option_specs(kind).items() if name not in PLAIN}
 
 
 def apply_defaults(
     args: SoftInfoNCETrainingArguments, starting, estimator=None, trains: bool = True, split=None
 ) -> None:
-    """Sets the options whose defaults depend on the encoder or on other options, and prints what it chose.
+    """Sets the options that are None from the encoder and the other options, and prints what the encoder decided.
 
-    Options that the user set keep their values. `args.by_encoder` has the names of the others, and marks the arguments
-    as complete: a second call has no effect.
+    `args.by_encoder` has the names of these options, and marks the arguments as complete: another trainer keeps them.
 
     Args:
         starting: the encoder to train (`run/starting.py`).
         estimator: the estimator passed to a trainer in Python, or None.
-        trains: False for a run that only evaluates, which needs no defaults but the precision.
+        trains: False for a run that only evaluates: nothing depends on its encoder but the precision.
         split: the training rows, if known.
 
     Raises:
-        UserError: the options set both a teacher and another estimator.
+        UserError: the options set both a teacher and another estimator, or a value that was set later is invalid.
     """
-    profile = starting.profile
-    choose_precision(args, profile)
-    if args.by_encoder is not None:
-        return
-    args.by_encoder = set()
-    if not trains:
-        return
-    given = {name: getattr(args, name) for name in args.named if hasattr(args, name)} | changed_options(args)
-    for name in ("warmup_steps", "dataloader_drop_last"):  # options of `transformers`
-        if getattr(args, name) != getattr(type(args), name):
-            given[name] = getattr(args, name)
-    if estimator is not None:
-        if given.get("estimator") is not None:
-            raise UserError(f"estimator={given['estimator']}: the callbacks have an estimator too; omit one of them")
-        given["estimator"] = args.estimator = estimator_name(estimator)
-    # An encoder without a name counts as trained from scratch.
-    kind = encoder_kind(profile, starting.name, starting.revision)
-    values = dict(zip(SCHEDULE, SCHEDULES[kind], strict=True)) | METHODS[kind]
-    title = TITLES[kind]
-    if starting.adapter:
-        values["learning_rate"] = LORA_RATE
-        title += " with an adapter"
-    values |= _of_teacher(args, given, profile.teacher if kind == "distilled" else None)
-    values |= {"loss": values.get("loss"), "group_size": args.group_size} | given
-    for name, value in _adapted(values, given, estimator, args).items():
-        if name not in given:
-            values[name] = value
-    args.by_encoder.update(values.keys() - given.keys())
-    shown = []
-    for name in values:
-        if name in args.by_encoder and values[name] != getattr(type(args), name):
-            shown.append(f"{name}={values[name]}")
-        setattr(args, name, values[name])
-    if shown:
-        print_on_main(f"Defaults for {title}: {', '.join(shown)}")
+    choose_precision(args, starting.profile)
+    if args.by_encoder is None:
+        given = {name: value for name, value in vars(args).items() if value is not None}
+        plain = defaults_of(args)
+        values = dict(plain)
+        title = ""
+        if trains:
+            if estimator is not None and "estimator" in given:
+                raise UserError(f"estimator={args.estimator}: the callbacks have an estimator too; omit one of them")
+            if estimator is not None:
+                given["estimator"] = args.estimator = estimator_name(estimator)
+            kind = encoder_kind(starting)
+            title = TITLES[kind]
+            values |= dict(zip(SCHEDULE, SCHEDULES[kind], strict=True)) | METHODS[kind]
+            if starting.adapter:
+                values["learning_rate"] = LORA_RATE
+                title += " with an adapter"
+            values |= _of_teacher(given, starting.profile.teacher if kind == "distilled" else None)
+            values |= _adapted(values | given, given, estimator, args)
+        args.by_encoder = values.keys() - given.keys()
+        for name in args.by_encoder:
+            setattr(args, name, values[name])
+        shown = []
+        for name, value in values.items():
+            unread = name == "estimator" and not args.reads_estimator(split)
+            if name in args.by_encoder and value != plain[name] and not unread:
+                shown.append(f"{name}={value}")
+        if shown:
+            print_on_main(f"Defaults for {title}: {', '.join(shown)}")
+    # This also checks what was set after the constructor, and puts the final values into DeepSpeed's configuration.
+    SoftInfoNCETrainingArguments.__post_init__(args)
 
 
 def default_output_dir(args: SoftInfoNCETrainingArguments, label: str, about: Mapping | None) -> str:
@@ -153,12 +152,11 @@ def default_output_dir(args: SoftInfoNCETrainingArguments, label: str, about: Ma
     if not about:
         return "outputs"
     rows = "-".join(about["languages"]) or about["dataset"].rsplit("/", 1)[-1]
-    estimator = args.estimator or "none"
-    loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
-    return f"outputs/{label}-{rows}-{loss}-{estimator}".replace(":", ".")
+    loss = args.loss or ("info_nce" if args.estimator == "none" else "soft_info_nce")
+    return f"outputs/{label}-{rows}-{loss}-{args.estimator}".replace(":", ".")
 
 
-def _of_teacher(args: SoftInfoNCETrainingArguments, given: Mapping, stored: str | None) -> dict[str, object]:
+def _of_teacher(given: Mapping, stored: str | None) -> dict[str, object]:
     """Returns the defaults that a teacher stands for: the user's teacher, or the one in a distilled encoder's profile.
 
     Raises:
@@ -182,11 +180,11 @@ def _adapted(values: Mapping, given: Mapping, estimator, args: SoftInfoNCETraini
     """Returns other values for defaults that cannot work beside the user's options."""
     random = {"train_sampling_strategy": "random"}
     linear = {"weighting": "linear"}
-    if values["estimator"] in (None, "none"):
+    if values["estimator"] == "none":
         return random | linear
     changes = {}
     finds, compares = _abilities(estimator or values["estimator"], args.bm25_document_column)
-    if values["estimator"] == "trained_model" and values.get("estimator_model") is not None:
+    if values["estimator"] == "trained_model" and values["estimator_model"] is not None:
         with suppress(UserError):  # `choose_estimator` explains why it cannot be read
             finds = finds and not is_cross_encoder(*split_revision(values["estimator_model"]))
     if not finds:

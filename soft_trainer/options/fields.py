@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from soft_trainer.choices import ESTIMATORS, WITHOUT_ESTIMATOR
 from soft_trainer.errors import UserError
@@ -161,7 +161,7 @@ class SoftInfoNCEOptions(LossOptions):
     )
     group_size: int = option(
         8,
-        "Number of similar rows in a group, for train_sampling_strategy=similar.",
+        "Number of similar rows in a group, for train_sampling_strategy=similar. Default: 8.",
         least=1,
         group="batches",
     )
@@ -231,9 +231,16 @@ class EstimatorOptions:
     )
 
 
+def open_option(kind: type, name: str):
+    """Returns the field of an inherited option, with None as its value until a trainer is made."""
+    return field(default=None, metadata=kind.__dataclass_fields__[name].metadata)
+
+
 @dataclass
 class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
     """The training options that `--help` or other commands need. Declaring them does not import `transformers`.
+
+    What depends on the encoder or on another option is None until a trainer is made (`options/defaults.py`).
 
     `SoftInfoNCETrainingArguments` adds the options of `transformers`.
     """
@@ -249,8 +256,13 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
         "Start over and replace the run in the output folder, instead of continuing it.",
         common=True,
     )
-    per_device_train_batch_size: int = training_option(
-        32,
+    estimator: str | None = open_option(EstimatorOptions, "estimator")
+    weighting: str | None = open_option(SoftInfoNCEOptions, "weighting")
+    floor: float | None = open_option(SoftInfoNCEOptions, "floor")
+    distill_weight: float | None = open_option(SoftInfoNCEOptions, "distill_weight")
+    group_size: int | None = open_option(SoftInfoNCEOptions, "group_size")
+    per_device_train_batch_size: int | None = training_option(
+        None,
         "Batch size per process, in pairs. Default: 32; 128 for base and if static; 512 for distilled encoders.",
         aliases=("batch_size",),
         least=1,
@@ -279,21 +291,21 @@ class TrainingOptions(SoftInfoNCEOptions, EstimatorOptions):
         None,
         "Print lines instead of progress bars. Default: only without a terminal.",
     )
-    learning_rate: float = training_option(
-        2e-5,
+    learning_rate: float | None = training_option(
+        None,
         "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static or distilled; 1e-3 for "
         "base and from scratch; 1e-4 for adapters (LoRA).",
         aliases=("lr",),
         least=0,
     )
-    num_train_epochs: float = training_option(
-        10.0,
+    num_train_epochs: float | None = training_option(
+        None,
         "Passes over the training rows. Default: 10; 1 for search encoders; 5 for base.",
         aliases=("epochs",),
         above=0,
     )
-    train_sampling_strategy: str = option(
-        "random",
+    train_sampling_strategy: str | None = option(
+        None,
         "How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice), "
         "group_by_length, one_language, or similar. Default: similar for search encoders, otherwise random.",
         choices=STRATEGIES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from soft_trainer.encoders.pooling import POOLINGS, TOKEN_WEIGHTS
+from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import DTYPES, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
 from soft_trainer.option_spec import check_values, documented, option, unset
@@ -76,11 +76,6 @@ class ModelArguments:
     )
     profile: str | None = of_profile(f"Encoder profile: {', '.join(PROFILES)}. Default: inferred from the model.")
     pooling: str | None = of_profile(f"How token vectors become one embedding: {', '.join(POOLINGS)}.")
-    token_weights: str | None = of_profile(
-        "How often a token that occurs c times counts in a static encoder's mean: log, which is log(1 + c) times, or "
-        "count, which is c times, as other libraries load the folder. Default: the encoder's, and log for a new one.",
-        choices=TOKEN_WEIGHTS,
-    )
     query_prompt: str | None = of_profile("Text to put before each query, after the encoder's special tokens.")
     code_prompt: str | None = of_profile("Text to put before each function, after the encoder's special tokens.")
     include_prompt: bool | None = of_profile("Include the tokens of prompts and prefixes in pooling. Default: yes.")

@@ -40,8 +40,8 @@ def parse(
         check: called with an instance of each dataclass before torch is imported, to check what they refer to.
 
     Returns:
-        One instance of each dataclass. The attribute `named` of each has the names of all options that were set, in
-        any dataclass. `from_command_line` is True.
+        One instance of each dataclass. Their attribute `named` has the names of all options on the command line and in
+        the recipe, and `from_command_line` is True.
 
     Raises:
         SystemExit: `--help` or `--help_all` was printed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 
 import yaml
@@ -12,6 +13,30 @@ from soft_trainer.errors import UserError
 # A wheel has the recipes inside the package. A checkout has them next to it.
 _PACKAGE = Path(__file__).parents[1]
 RECIPES = _PACKAGE / "recipes" if (_PACKAGE / "recipes").is_dir() else _PACKAGE.parent / "recipes"
+
+
+_BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads scalars as YAML 1.2 does, so that `no` is a word and `1e-5` a number. Refuses a key that occurs twice."""
+
+    def construct_mapping(self, node, deep=False):
+        """Returns the mapping of a node. Raises UserError for a key that occurs twice."""
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise UserError(f"{key} is set twice; keep one of the lines")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOL, _FLOAT)]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOL, re.compile("(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_NUMBER = r"(?:[-+]?(?:(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$"
+_Loader.add_implicit_resolver(_FLOAT, re.compile(_NUMBER), list("-+.0123456789"))
 
 
 def recipe_path(name: str | Path) -> Path:
@@ -43,9 +68,11 @@ def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
     if path.resolve() in readers:
         raise UserError(f"{path}: the recipe is its own base")
     try:
-        options = yaml.safe_load(path.read_bytes()) or {}  # given bytes, YAML detects the encoding
+        options = yaml.load(path.read_bytes(), _Loader) or {}  # given bytes, YAML detects the encoding
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(options, dict):

@@ -26,6 +26,7 @@ REFUSED = {
     "include_for_metrics": "compute_metrics gets ranks, top functions and targets",
     "batch_eval_metrics": "compute_metrics gets the ranks of all queries at once",
     "eval_use_gather_object": "processes exchange embeddings and ranks",
+    "include_num_input_tokens_seen": "total_flos is 6 x parameters x tokens",
     "ddp_static_graph": "the number of forward passes changes from batch to batch",
 }
 REFUSED_OF_ACCELERATOR = {
@@ -196,7 +197,7 @@ def check_codes(loss: Criterion, codes: int) -> None:
     if codes < least:
         raise UserError(
             f"each query is compared with N={codes} functions, too few for {settings}: the smallest N that works is "
-            f"{least}; raise per_device_train_batch_size"
+            f"{least}; raise per_device_train_batch_size, or add rows"
         )
 
 
@@ -216,7 +217,7 @@ def check_options(args: TrainingArguments) -> None:
     for options, owner, prefix in ((REFUSED, args, ""), (REFUSED_OF_ACCELERATOR, accelerator, "accelerator_config.")):
         for name, reason in options.items():
             value = getattr(owner, name, None)
-            if value:
+            if value and value != "no":
                 raise UserError(f"{prefix}{name}={value}: has no effect in this run; {reason}")
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")
@@ -235,8 +236,9 @@ def check_options(args: TrainingArguments) -> None:
             "auto_find_batch_size: works only with one process, because the others would wait for the one that runs "
             "out of memory; use gradient_cache_chunk_size for large batches"
         )
-    named = getattr(args, "named", ())
-    check_steps({name: value for name, value in vars(args).items() if name in named or name.endswith("_strategy")})
+    if isinstance(args, TrainingOptions):
+        # `set_save` and `set_evaluate` set 500 steps beside any strategy.
+        check_steps({name: value for name, value in vars(args).items() if value != TrainingArguments.save_steps})
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise UserError(
             "save_strategy=best: needs an evaluation to choose the checkpoint; set eval_strategy=epoch, for example"
@@ -246,10 +248,12 @@ def check_options(args: TrainingArguments) -> None:
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives of a "
             "batch. Start with `accelerate launch`, or use one GPU with CUDA_VISIBLE_DEVICES=0"
         )
-    # These schedules would lower the learning rate while the encoder improves.
+    # With the other mode, these schedules would lower the learning rate while the encoder improves.
     name = SchedulerType(args.lr_scheduler_type).value
-    if name in FALLING and (args.lr_scheduler_kwargs or {}).get("mode") != "max":
+    larger = args.greater_is_better is not False
+    mode = "max" if larger else "min"
+    if name in FALLING and (args.lr_scheduler_kwargs or {}).get("mode", "min") != mode:
         raise UserError(
-            f"lr_scheduler_type={name}: {args.metric_for_best_model} is better when larger; set "
-            'lr_scheduler_kwargs={"mode": "max"}'
+            f"lr_scheduler_type={name}: {args.metric_for_best_model} has greater_is_better={larger}; set "
+            f'lr_scheduler_kwargs={{"mode": "{mode}"}}'
         )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from transformers import TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
-from soft_trainer.option_spec import check_values, documented, option_specs
+from soft_trainer.option_spec import check_values, documented
 from soft_trainer.options.fields import PARTS, TrainingOptions
-from soft_trainer.options.model import ModelArguments
 from soft_trainer.references import name_functions
 
 # The options of `transformers` that do not affect results, except through metrics that choose the checkpoint or the
@@ -45,31 +43,13 @@ def _default(name: str, value):
     return field(default=value, metadata=metadata)
 
 
-class _SignatureOfInit:
-    """Makes `inspect.signature` of a class return the signature of `__init__` instead of `__new__(*args, **given)`."""
-
-    def __get__(self, instance, owner: type) -> inspect.Signature:
-        parameters = list(inspect.signature(owner.__init__).parameters.values())
-        return inspect.Signature(parameters[1:])
-
-
-def refuse_option_of_encoder(name: str) -> None:
-    """Raises UserError if an option of the command line belongs to the encoder, and says where to set it."""
-    if name.startswith("lora_"):
-        raise UserError(f"{name}: not a training argument; in Python, call model.add_adapter(peft.LoraConfig(...))")
-    if name in option_specs(ModelArguments) and not hasattr(TrainingArguments, name):
-        raise UserError(
-            f"{name}: not a training argument; in Python, pass SoftInfoNCETrainer(..., encoder={{{name!r}: VALUE}}) "
-            "for a setting of the encoder's profile, or load the model with the setting"
-        )
-
-
 @documented
 @dataclass
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """The arguments of `transformers`, extended with options for the loss, the batches and the negatives.
 
-    The encoder decides the default learning rate, epochs, warm-up and batch size, and the default weights and batches
+    None stands for the default of any option. The learning rate, the epochs, the warm-up, the batch size, the weights
+    and the batches are None until a trainer is made; its `args` have the defaults for its encoder
     (`options/defaults.py`). Some other defaults differ from the defaults of `transformers`: the last
     incomplete batch is dropped, the best model is the model with the highest `mrr`, NaN losses appear in the log, and
     DDP does not broadcast buffers.
@@ -78,41 +58,25 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     OPTIONS
 
     Attributes:
-        named: the names of the options that the caller set.
         from_command_line: True if `parse` made the arguments.
         by_encoder: after `apply_defaults`, the names of the options whose values it chose.
     """
 
-    named = frozenset()
     from_command_line = False
     by_encoder = None
-    __signature__ = _SignatureOfInit()
+    __repr__ = TrainingArguments.__repr__  # hides tokens
 
     logging_steps: float = _default("logging_steps", 50)
     logging_nan_inf_filter: bool = _default("logging_nan_inf_filter", False)
     save_strategy: str = _default("save_strategy", "epoch")
     save_total_limit: int | None = _default("save_total_limit", 2)
-    dataloader_drop_last: bool = _default("dataloader_drop_last", True)
+    warmup_steps: float | None = _default("warmup_steps", None)
+    dataloader_drop_last: bool | None = _default("dataloader_drop_last", None)
     dataloader_num_workers: int = _default("dataloader_num_workers", -1)  # none on a CPU, up to 8 on a GPU
     ddp_broadcast_buffers: bool | None = _default("ddp_broadcast_buffers", False)
     ddp_timeout: int = _default("ddp_timeout", 3 * 3600)  # other processes wait while one finds neighbours
     restore_callback_states_from_checkpoint: bool = _default("restore_callback_states_from_checkpoint", True)
     metric_for_best_model: str | None = _default("metric_for_best_model", "mrr")
-
-    def __new__(cls, *args, **given):
-        """Creates an instance and stores the names of the given options in `named`.
-
-        Raises:
-            UserError: an option belongs to the encoder.
-        """
-        for name in given:
-            refuse_option_of_encoder(name)
-        arguments = super().__new__(cls)
-        arguments.named = frozenset(given)
-        options = {option.name: option.default for option in fields(cls) if option.init}
-        if given.keys() >= options.keys():  # `dataclasses.replace` passes the defaults too
-            arguments.named = frozenset(name for name, value in given.items() if value != options[name])
-        return arguments
 
     def __post_init__(self):
         name_functions(self)
@@ -129,9 +93,15 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True  # otherwise, `transformers` refuses bf16
         folder = self.output_dir
+        computed = {name: getattr(self, name) for name in ("warmup_steps", "per_device_train_batch_size")}
+        for name, value in computed.items():
+            if value is None:  # `transformers` computes with them
+                setattr(self, name, getattr(TrainingArguments, name))
         super().__post_init__()
+        vars(self).update(computed)
         if self.bf16 is False and self.mixed_precision == "bf16":
             self.mixed_precision = "no"  # `transformers` would let the launcher decide
-        self.output_dir = folder  # keep None, so that the script can choose a folder
+        if folder is None:
+            self.output_dir = None  # the script chooses a folder
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = min(max(distributed.cores() - 1, 1), MOST_WORKERS)

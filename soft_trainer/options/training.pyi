@@ -10,7 +10,8 @@ from soft_trainer.options.fields import TrainingOptions
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """The arguments of `transformers`, extended with options for the loss, the batches and the negatives.
 
-    The encoder decides the default learning rate, epochs, warm-up and batch size, and the default weights and batches
+    None stands for the default of any option. The learning rate, the epochs, the warm-up, the batch size, the weights
+    and the batches are None until a trainer is made; its `args` have the defaults for its encoder
     (`options/defaults.py`). Some other defaults differ from the defaults of `transformers`: the last
     incomplete batch is dropped, the best model is the model with the highest `mrr`, NaN losses appear in the log, and
     DDP does not broadcast buffers.
@@ -50,7 +51,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         beta: weighting=linear: constant in Eq. 4. Default: the estimator's.
         temperature: Temperature of the softmax of similarities, or of positive_aware weights. It belongs to the
             weights: the scores in the loss have score_scale. Default: the estimator's.
-        floor: weighting=linear: smallest weight of a negative in Eq. 4.
+        floor: weighting=linear: smallest weight of a negative in Eq. 4. Default: 0.1.
         margin: weighting=positive_aware: a negative has weight 1 if it is less similar than the positive by this
             much. Default: the estimator's.
         distill_weight: Weight of an additional loss, the KL divergence between the estimator's scores and the
@@ -67,7 +68,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight=0.3.
         false_negatives: What to do with a negative whose query or function has the same text as the positive's: mask
             excludes it, positives treats it as a relevant function, ignore treats it as a negative.
-        group_size: Number of similar rows in a group, for train_sampling_strategy=similar.
+        group_size: Number of similar rows in a group, for train_sampling_strategy=similar. Default: 8.
         negatives_per_query: Hard negatives for each query, in addition to the other functions in the batch. They come
             from the rows' columns of negatives or, without such a column, from the functions that the estimator finds
             most similar. 0 uses none. Default: as many as the columns name, at most 4; none without such a column.
@@ -93,20 +94,18 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             of the trained encoder. OUTPUT_DIR/unmerged keeps the trained encoder.
 
     Attributes:
-        named: the names of the options that the caller set.
         from_command_line: True if `parse` made the arguments.
         by_encoder: after `apply_defaults`, the names of the options whose values it chose.
     """
 
-    named: frozenset[str]
     output_dir: str | None = None
     """Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR."""
-    per_device_train_batch_size: int = 32
+    per_device_train_batch_size: int | None = None
     """Batch size per process, in pairs. Default: 32; 128 for base and if static; 512 for distilled encoders. Values: 1
     or more."""
-    num_train_epochs: float = 10.0
+    num_train_epochs: float | None = None
     """Passes over the training rows. Default: 10; 1 for search encoders; 5 for base. Values: above 0."""
-    learning_rate: float = 2e-05
+    learning_rate: float | None = None
     """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static or distilled; 1e-3 for base
     and from scratch; 1e-4 for adapters (LoRA). Values: 0 or more."""
     bf16: bool | None = None
@@ -122,10 +121,10 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Random seed for rows, batches, dropout and new weights. Values: 0 or more. Default: 42."""
     use_cpu: bool = False
     """Use the CPU even if there is a GPU. Default: False."""
-    train_sampling_strategy: str = "random"
+    train_sampling_strategy: str | None = None
     """How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice),
     group_by_length, one_language, or similar. Default: similar for search encoders, otherwise random."""
-    estimator: str | None = "bm25"
+    estimator: str | None = None
     """Estimator for weights and similar rows: none, bm25, trained_model, simcse, initial_model, scores, or
     module:Class. initial_model is the encoder before training. Default: initial_model for search encoders, the teacher
     of distilled ones, otherwise bm25."""
@@ -142,7 +141,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     loss: str | None = None
     """soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
     Default: soft_info_nce with an estimator, otherwise info_nce."""
-    weighting: str = "linear"
+    weighting: str | None = None
     """How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware compares them
     with the positive; or your own function as module:name. Default: positive_aware for search encoders, otherwise
     linear."""
@@ -153,12 +152,12 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     temperature: float | None = None
     """Temperature of the softmax of similarities, or of positive_aware weights. It belongs to the weights: the scores
     in the loss have score_scale. Default: the estimator's. Values: 0 or more."""
-    floor: float = 0.1
-    """weighting=linear: smallest weight of a negative in Eq. 4. Values: from 0 to 1. Default: 0.1."""
+    floor: float | None = None
+    """weighting=linear: smallest weight of a negative in Eq. 4. Default: 0.1. Values: from 0 to 1."""
     margin: float | None = None
     """weighting=positive_aware: a negative has weight 1 if it is less similar than the positive by this much. Default:
     the estimator's."""
-    distill_weight: float = 0.0
+    distill_weight: float | None = None
     """Weight of an additional loss, the KL divergence between the estimator's scores and the encoder's over the
     negatives. 0 turns it off. Default: 0.3 with a teacher, otherwise 0. Values: 0 or more."""
     distill_temperature: float | None = None
@@ -181,8 +180,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     false_negatives: str = "mask"
     """What to do with a negative whose query or function has the same text as the positive's: mask excludes it,
     positives treats it as a relevant function, ignore treats it as a negative. Default: 'mask'."""
-    group_size: int = 8
-    """Number of similar rows in a group, for train_sampling_strategy=similar. Values: 1 or more. Default: 8."""
+    group_size: int | None = None
+    """Number of similar rows in a group, for train_sampling_strategy=similar. Default: 8. Values: 1 or more."""
     negatives_per_query: int | None = None
     """Hard negatives for each query, in addition to the other functions in the batch. They come from the rows' columns
     of negatives or, without such a column, from the functions that the estimator finds most similar. 0 uses none.

@@ -41,6 +41,7 @@ from soft_trainer.fingerprints import (
 )
 from soft_trainer.hub_files import public_name, saved_adapter
 from soft_trainer.option_spec import Reference, option_specs, references
+from soft_trainer.options.defaults import defaults_of
 from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.options.training import AFFECT_NOTHING, SoftInfoNCETrainingArguments
 from soft_trainer.packaged import located
@@ -74,6 +75,8 @@ def changes(then: Mapping, now: Mapping) -> list[str]:
             continue
         if any(HASH.search(str(value)) for value in (before, after)):
             lines.append(f"{name} changed")
+        elif after is None and name in defaults:
+            lines.append(f"{name} was {before}, is now the default: set {name}={before}")
         else:
             lines.append(f"{name} was {before}, is now {after}")
     return lines
@@ -110,7 +113,10 @@ def run_fingerprint(*options) -> dict[str, object]:
         "versions": environment(),
     }
     defaults = _defaults()
+    open_options = defaults_of(SoftInfoNCETrainingArguments)
     for name, value in plain_settings(values).items():
+        if value is None:  # the default, before a trainer is made
+            value = open_options.get(name)
         if affects_results(name) and _or_none(value) != defaults.get(name):
             found[name] = value
     languages = str(values.get("language") or "").split(",")
@@ -140,9 +146,9 @@ def _defaults() -> dict[str, object]:
             default = each.default
             if each.default_factory is not dataclasses.MISSING:
                 default = each.default_factory()
-            if affects_results(each.name):
-                found[each.name] = _or_none(default)
-    return plain_settings(found)
+            found[each.name] = default
+    found |= defaults_of(SoftInfoNCETrainingArguments)
+    return plain_settings({name: _or_none(value) for name, value in found.items() if affects_results(name)})
 
 
 def _or_none(value):
@@ -190,8 +196,8 @@ def content_of(kind: str, value: str) -> str:
 
 # ---- What was loaded ----
 
-# Arguments of estimators that do not affect similarities. The content of an encoder is compared instead of its name.
-_UNREAD_ESTIMATOR = ("cache_dir", "batch_size", "trust_remote_code", "model_name_or_path")
+# Arguments of estimators that do not affect similarities.
+_UNREAD_ESTIMATOR = ("cache_dir", "batch_size", "trust_remote_code")
 
 
 def splits_hash(splits: Split | Mapping[str, Split] | None) -> str | None:
@@ -234,6 +240,8 @@ def _object(kind: str, owner) -> dict[str, object]:
     if named.__module__.startswith("soft_trainer."):
         for name in inspect.signature(named).parameters:
             value = getattr(owner, name, None)
+            if name == "model_name_or_path" and value is not None:
+                value = content_of("encoder", str(value))
             if name not in _UNREAD_ESTIMATOR and isinstance(value, int | float | str | None):
                 found[f"{kind}'s {name}"] = value
     return found

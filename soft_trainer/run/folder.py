@@ -16,26 +16,27 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+from safetensors import SafetensorError, safe_open
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
-    CARD,
     CHECKPOINTS,
     DEPENDS_ON,
-    PREVIOUS_CARD,
     RECORD,
     RECORD_FORMAT,
     RESULT_FILES,
     TRAINING_FILES,
     UNMERGED,
     WEIGHT_FILES,
-    WRITTEN,
     check_free,
     files_matching,
+    keep_edited_card,
     lock_file,
     read_json,
     reporting_disk_errors,
@@ -239,13 +240,9 @@ class OutputFolder(TrainerCallback):
         trainer.save_state()
 
     def clear(self) -> None:
-        """Removes an earlier run's files that this run will replace.
-
-        A model card without the line `WRITTEN` is a user's, and is only renamed.
-        """
-        card = self.path / CARD
-        if self.trains and card.is_file() and WRITTEN not in card.read_text(encoding="utf-8"):
-            card.replace(self.path / PREVIOUS_CARD)
+        """Removes an earlier run's files that this run will replace. A card that a person has edited is renamed."""
+        if self.trains:
+            keep_edited_card(self.path)
         self._begin_record()  # first, so that the record never describes files of another run
         for name in files_matching(self.path, TRAINING_FILES if self.trains else RESULT_FILES):
             if name != RECORD:
@@ -272,6 +269,24 @@ def saving_checkpoint(folder: str | Path) -> Iterator[None]:
         raise
 
 
+def has_finite_weights(model: PreTrainedModel) -> bool:
+    """Returns True if no trained weight of any process is NaN or infinite. Every process calls this function.
+
+    With FSDP and DeepSpeed, a process checks the part of each weight that it keeps.
+    """
+    finite = True
+    for weight in model.parameters():
+        if weight.requires_grad:
+            part = weight.to_local() if isinstance(weight, DTensor) else getattr(weight, "ds_tensor", weight)
+            finite &= bool(torch.isfinite(part).all())
+    return all(distributed.gather_numbers(int(finite)))
+
+
+def best_checkpoint(args: TrainingArguments, state: TrainerState) -> str | None:
+    """Returns the checkpoint whose weights `load_best_model_at_end` would load now, or None."""
+    return state.best_model_checkpoint if args.load_best_model_at_end else None
+
+
 def mark_complete(
     folder: str | Path, fingerprint: Mapping, weights_only: bool = False, losses: float | None = None
 ) -> None:
@@ -287,6 +302,25 @@ def mark_complete(
     marker = {"written": time.time(), "weights only": weights_only, "losses": losses, DEPENDS_ON: fingerprint}
     with saving_checkpoint(folder):
         write_json(Path(folder) / MARKER, marker)
+    if weights_only:
+        print_on_main(f"{folder}: saved without the optimizer (save_only_model), so no run can continue from it")
+
+
+def resumable(folder: str | Path) -> dict | None:
+    """Returns the marker of a complete checkpoint that training can resume from, or None.
+
+    The weights may have lost their end since, for example in a copy or a power failure.
+    """
+    marker = record_of(Path(folder), MARKER)
+    if DEPENDS_ON not in marker or marker["weights only"]:
+        return None
+    try:
+        for weights in Path(folder).glob("*.safetensors"):
+            with safe_open(weights, "pt"):
+                pass
+    except (SafetensorError, OSError):
+        return None
+    return marker
 
 
 def newest_complete(output_dir: str | Path) -> str | None:
@@ -298,8 +332,7 @@ def newest_complete(output_dir: str | Path) -> str | None:
     """
     times: dict[str, float] = {}
     for folder in Path(output_dir).glob(CHECKPOINTS):
-        marker = record_of(folder, MARKER)
-        if DEPENDS_ON in marker and not marker["weights only"]:
+        if marker := resumable(folder):
             times[str(folder)] = marker["written"]
     return max(times, key=times.get, default=None)
 
@@ -311,8 +344,7 @@ def check_named(wanted: str | bool | None) -> None:
     """Raises UserError if `resume_from_checkpoint` is the path of a folder that training cannot resume from."""
     if str(wanted).lower() in (*NO, *NEWEST):
         return
-    marker = record_of(Path(wanted), MARKER)
-    if DEPENDS_ON not in marker or marker["weights only"]:
+    if resumable(wanted) is None:
         raise UserError(
             f"resume_from_checkpoint={wanted}: not a complete checkpoint with the optimizer's state; `last` selects "
             "the newest one in the output folder"

@@ -1,4 +1,4 @@
-"""Saves checkpoints on Ctrl-C, on SIGTERM and by time, and explains what to do after an interruption."""
+"""Saves checkpoints on Ctrl-C, on SIGTERM or SIGUSR1 and by time, and explains what to do after an interruption."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from transformers import TrainerCallback
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
-from soft_trainer.run.folder import newest_complete
+from soft_trainer.run.folder import best_checkpoint, has_finite_weights, newest_complete
 from soft_trainer.terminal import print_on_main
 
 ROLLING_SECONDS = 600  # between two checkpoints of a run from the command line
+# Ctrl-C, what a scheduler sends, and what SLURM sends before its time limit (`#SBATCH --signal`).
+STOPPING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 SAME_INTERRUPT = 1.0  # seconds in which a launcher repeats a Ctrl-C that its processes have received already
 
 
@@ -85,23 +87,31 @@ def explaining_out_of_memory(args, chunk_size: int | None, queries: int, codes: 
         ) from error
 
 
+def _end_at_once(control) -> None:
+    """Leaves out the log, the evaluation and the checkpoint of a step or an epoch."""
+    control.should_log = False
+    control.should_evaluate = False
+    control.should_save = False
+
+
 class Stopping(TrainerCallback):
     """A callback that asks for a checkpoint in addition to `save_strategy`.
 
-    It does so after Ctrl-C and SIGTERM, which also stop training, and in a run from the command line by time, so that
-    a process that is killed loses minutes. All processes decide the same at the same step. A second Ctrl-C acts at
-    once.
+    It does so after the signals in `STOPPING`, which also stop training, and in a run from the command line by time,
+    so that a process that is killed loses minutes. All processes decide the same at the same step. A second Ctrl-C
+    acts at once.
 
     Attributes:
         signal: the signal that stops training, or 0 as long as no process has received one.
     """
 
-    PERIOD = 10  # several processes tell each other about a signal or the time only every ten steps
+    PERIOD = 10  # several processes tell each other about a signal or the time every ten steps, and at the last one
 
     def __init__(self):
         self.signal = 0
         self._received = 0  # by this process
         self._interrupted_at = 0.0
+        self._broken = False  # True if the last step made a weight NaN or infinite
         self._before: dict[int, object] = {}  # the previous handlers
         self._saved_at = time.monotonic()
 
@@ -114,7 +124,7 @@ class Stopping(TrainerCallback):
         in_main = threading.current_thread() is threading.main_thread()
         if not in_main or self._before or state.is_hyper_param_search:
             return
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:  # a shell starts background jobs with SIGINT ignored
                 self._before[number] = signal.signal(number, self._on_signal)
 
@@ -122,9 +132,18 @@ class Stopping(TrainerCallback):
         """Starts the clock again after each checkpoint."""
         self._saved_at = time.monotonic()
 
-    def on_step_end(self, args, state, control, **kwargs):
-        """Asks for a checkpoint if a process has received a signal, which also stops training, or if it is time."""
-        if args.world_size > 1 and state.global_step % self.PERIOD:
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        """Asks for a checkpoint if a process has received a signal, which also stops training, or if it is time.
+
+        If the last step breaks the weights, training ends with those of the best checkpoint, if there is one.
+        """
+        last = state.global_step == state.max_steps
+        if last and (best := best_checkpoint(args, state)) and not has_finite_weights(model):
+            print_on_main(f"step {state.global_step} made a weight NaN or infinite, so the result is {best}")
+            self._broken = True
+            _end_at_once(control)
+            return
+        if args.world_size > 1 and state.global_step % self.PERIOD and not last:
             return
         asked = distributed.largest(self._received or int(self._late(args)))
         if asked:
@@ -135,11 +154,9 @@ class Stopping(TrainerCallback):
             args.save_total_limit = None  # with a limit of 1, `Trainer` would now keep only the best checkpoint
 
     def on_epoch_end(self, args, state, control, **kwargs):
-        """After a stop within an epoch, prevents what a run that was not interrupted would not do there."""
-        if self.signal and not state.epoch.is_integer():
-            control.should_log = False
-            control.should_evaluate = False
-            control.should_save = False
+        """Prevents what a run that was not interrupted would not do after a stop within an epoch."""
+        if self._broken or (self.signal and not state.epoch.is_integer()):
+            _end_at_once(control)
 
     def _late(self, args) -> bool:
         """Returns True if a run from the command line has not saved a checkpoint for ROLLING_SECONDS."""
@@ -161,7 +178,7 @@ class Stopping(TrainerCallback):
 
     def _on_signal(self, number, frame):
         if os.getpid() != self._process:  # a data worker inherits the handler but has nothing to save
-            if number == signal.SIGTERM:
+            if number != signal.SIGINT:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return

@@ -29,7 +29,6 @@ class Training:
         stopped_early: True if early stopping ended training at the checkpoint.
         stopping: handles signals, and asks for checkpoints by time.
         false_negatives: the number of known positives among the other functions of this process's batches so far.
-        new_tokens: the number of this process's tokens since the last log.
         contexts: the context managers to leave when training ends.
     """
 
@@ -49,5 +48,4 @@ class Training:
                 self.stopped_early |= callback.early_stopping_patience_counter >= callback.early_stopping_patience
         self.stopping = Stopping()
         self.false_negatives = 0
-        self.new_tokens = 0
         self.contexts = contextlib.ExitStack()

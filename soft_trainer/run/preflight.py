@@ -23,25 +23,26 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import MAP, NDCG, shorter_metric
+from soft_trainer.option_spec import option_specs
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import Plan, check_codes, resolve
-from soft_trainer.options.training import refuse_option_of_encoder
 from soft_trainer.run.starting import StartingEncoder, starting_encoder
 from soft_trainer.source.extra import needed
-from soft_trainer.terminal import nearest
+from soft_trainer.terminal import nearest, print_on_main
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
 
 DYNAMIC = "ACCELERATE_DYNAMO_USE_DYNAMIC"
-LARGEST_DEFAULT_BATCH = 128
+LARGEST_DEFAULT_BATCH = 512
 BASE_COMPARED = "_base_compared"  # this attribute of a model with an adapter says that the base was compared
 
 
 def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
-    """Checks that the rows fill a batch, that the estimator can read them, and that hard negatives exist if needed.
+    """Checks that batches are large enough, that the estimator can read the rows, and that there are hard negatives.
 
     Raises:
-        UserError: a check fails. The message says what is missing, or suggests a batch size that works.
+        UserError: a check fails. The message says what is missing.
     """
     strategy = plan.train_sampling_strategy
     if strategy == "similar" and not isinstance(estimator, NeighbourEstimator):
@@ -52,8 +53,9 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     languages = ()
     if strategy == "one_language":
         languages = languages_of(split.to_pairs())
-    make_sampler(len(split.judgments), plan, args, languages=languages)  # raises UserError if there are too few rows
-    check_codes(plan.criterion, plan.global_batch_size)
+    pairs = len(split.judgments)
+    make_sampler(pairs, plan, args, languages=languages)  # raises UserError if the rows lack a column
+    check_codes(plan.criterion, min(plan.global_batch_size, pairs if plan.gathers else pairs // plan.processes))
     if isinstance(estimator, Estimator):
         estimator.check(split)
     number, negatives = negatives_to_draw(plan.options, split.judgments)
@@ -102,6 +104,9 @@ def check_metric(args, dims: Iterable[int], eval_dataset, tried: Callable[[], Ma
     if name not in measured:
         hint = nearest(name, measured, f"use {names[0]!r} or another of {', '.join(measured)}")
         raise UserError(f"metric_for_best_model={metric!r}: this metric is not measured{hint}")
+    if name not in names and tried is not None:
+        better = "larger" if args.greater_is_better else "smaller"
+        print_on_main(f"metric_for_best_model={metric}: taken as better when {better} (greater_is_better)")
 
 
 def make_plan(of, batch_size: int | None = None) -> Plan:
@@ -157,12 +162,14 @@ def rows_of_steps(args) -> int | None:
     return args.max_steps * size * args.gradient_accumulation_steps * args.world_size
 
 
-def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
+def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int], model: PreTrainedModel) -> None:
     """Checks that a user's data collator works with the other settings.
 
     Raises:
-        UserError: there are several processes, hard negatives, or prompts that pooling skips.
+        UserError: there are several processes, hard negatives, or prompts that pooling skips, or a static encoder.
     """
+    if hasattr(model, "weigh"):
+        raise UserError("data_collator: a static encoder weighs tokens in its own collator; drop data_collator")
     if plan.processes > 1:
         raise UserError(f"data_collator: a custom collator works in one process, not in {plan.processes}")
     if plan.options.negatives_per_query:
@@ -338,7 +345,10 @@ def first_encoder(
         UserError: an argument is invalid or unsupported. The message suggests an alternative.
     """
     for name in arguments:
-        refuse_option_of_encoder(name)
+        if name in option_specs(ModelArguments):
+            raise UserError(
+                f"{name}: an option of the encoder; pass encoder={{{name!r}: VALUE}}, or set it in the model"
+            )
     make = arguments.pop("model_init", None)
     if (model is None) == (make is None):
         raise UserError("model: pass either an encoder or its name, or a function model_init= that creates one")

@@ -23,6 +23,7 @@ from soft_trainer.option_spec import changed_options, references
 from soft_trainer.options.defaults import estimator_name
 from soft_trainer.options.parse import OF_A_RUN
 from soft_trainer.run.fingerprint import affects_results, option_values
+from soft_trainer.run.folder import best_checkpoint
 from soft_trainer.training.negatives import negatives_to_draw
 
 
@@ -168,9 +169,7 @@ def training_numbers(state: TrainerState) -> dict[str, float]:
 
 def best_step(trainer) -> int | None:
     """Returns the step of the best checkpoint if its weights were loaded at the end, or None."""
-    if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
-        return trainer.state.best_global_step
-    return None
+    return trainer.state.best_global_step if best_checkpoint(trainer.args, trainer.state) else None
 
 
 def evaluated_results(trainer, of_training: bool) -> dict[str, dict[str, dict]]:

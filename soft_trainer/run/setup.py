@@ -17,7 +17,6 @@ from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.estimators.registry import choose_estimator, estimator_of_run
-from soft_trainer.option_spec import changed_options
 from soft_trainer.options.defaults import apply_defaults, default_output_dir
 from soft_trainer.options.fields import EstimatorOptions
 from soft_trainer.options.resolve import Plan
@@ -146,11 +145,12 @@ def _chosen_estimator(
         pairs = args.per_device_train_batch_size
         if getattr(args, "gather_negatives", None) is not False:
             pairs *= args.world_size
+        pairs = min(pairs, len(split.judgments))
         least = smallest_batch(BM25Estimator.alpha, BM25Estimator.beta)
         reason = None
         if own_loss:
             reason = f"{own_loss} computes the loss; pass an estimator for weights"
-        elif pairs < least and not changed_options(args).keys() & {"alpha", "beta"}:
+        elif pairs < least and getattr(args, "alpha", None) is None and getattr(args, "beta", None) is None:
             reason = f"the weights of Eq. 4 need batches of {least} pairs or more, not {pairs}"
         if reason:
             print_on_main(f"loss=info_nce: {reason}")

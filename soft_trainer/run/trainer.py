@@ -1,4 +1,4 @@
-"""Keeps the book of a run: its folder and checkpoints, what it depends on, its log and its results.
+"""Keeps the book of a run: its plan, its folder and checkpoints, what it depends on, its log and its results.
 
 `SoftInfoNCETrainer` in `trainer.py` computes. `RunTrainer` decides whether a run starts, continues or is done, and
 records what comes out. `train` calls these methods in this order; `transformers.Trainer` runs the loop around them:
@@ -8,75 +8,106 @@ records what comes out. `train` calls these methods in this order; `transformers
                                                fingerprint with the checkpoint's, prepares the rows
     set_initial_training_values                the number of epochs, none after an early stop
     training_step, log, evaluate
-    _save_checkpoint                           saves a checkpoint and marks it complete (`run/folder.py`), also
-                                               after Ctrl-C, SIGTERM, or by time (`run/interruption.py`)
+    _save_checkpoint                           saves a checkpoint, marks it complete (`run/folder.py`) and pushes it
+                                               (`hub/background.py`), also after Ctrl-C, SIGTERM, or by time
+                                               (`run/interruption.py`)
+    save_model, create_model_card              write the encoder and its card
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import math
 import signal
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-import torch
 from safetensors.torch import load_file
-from torch.distributed.tensor import DTensor
-from transformers import EarlyStoppingCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+from transformers import EarlyStoppingCallback, Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, TrainOutput
+from transformers.utils import logging
 
 from soft_trainer import distributed
+from soft_trainer.criterion import Criterion
 from soft_trainer.data.holdout import warn_of_overlap
+from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
+from soft_trainer.encoders.attention import running
+from soft_trainer.encoders.encoding import Encoder, collator_of, prompt_length
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_model
+from soft_trainer.encoders.packing import Passes
+from soft_trainer.encoders.passes import decide_passes
 from soft_trainer.errors import NotFiniteError, UserError
+from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.files import ADAPTER_WEIGHTS
+from soft_trainer.files import ADAPTER_WEIGHTS, PROFILE_FILE, reporting_disk_errors, write_text
+from soft_trainer.hub.background import Publisher
+from soft_trainer.model_card import write_model_card
+from soft_trainer.options.defaults import estimator_name
 from soft_trainer.options.resolve import FALLING
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run import interruption, preflight
 from soft_trainer.run.fingerprint import MEASURED_ROWS, TRAINING_ROWS, loaded_fingerprint, run_fingerprint, splits_hash
-from soft_trainer.run.folder import OutputFolder, compared, mark_complete, saving_checkpoint
+from soft_trainer.run.folder import (
+    OutputFolder,
+    best_checkpoint,
+    compared,
+    has_finite_weights,
+    mark_complete,
+    saving_checkpoint,
+)
 from soft_trainer.run.measurements import Measurements
 from soft_trainer.run.merge_callback import MergeCallback
 from soft_trainer.run.ongoing import Training
-from soft_trainer.run.record import loss_table, setup_table
+from soft_trainer.run.record import evaluated_results, loss_table, setup_table, trainer_record
 from soft_trainer.run.reporting import banner, show_progress, warnings_of
-from soft_trainer.run.settings import PlannedTrainer
 from soft_trainer.run.setup import RunDetails, Setup
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.batches import Batch
+from soft_trainer.training.collator import PairCollator, pieces_of
+
+logger = logging.get_logger(__name__)
 
 # The logged number of known positives among a batch's other functions, by what `false_negatives` does with them.
 FALSE_NEGATIVES = {"mask": "false_negatives_masked", "positives": "extra_positives"}
 
 
-class RunTrainer(PlannedTrainer):
-    """A `Trainer` whose run has a folder, can be interrupted and continued, and is recorded.
+class RunTrainer(Trainer):
+    """A `Trainer` whose run has a plan and a folder, can be interrupted and continued, and is recorded.
 
-    A subclass computes: `prepare_rows`, `predict`, `predict_sets`, `metrics_of`, `embed_rows`, `use_averaged_weights`,
-    and what `transformers.Trainer` calls.
+    It saves folders for `AutoModel` and sentence-transformers, and pushes only complete folders. A subclass computes:
+    `prepare_rows`, `predict`, `predict_sets`, `metrics_of`, `embed_rows`, `use_averaged_weights`, and what
+    `transformers.Trainer` calls.
 
     Args:
         setup: what the run starts from.
         details: what a script knows about the run.
+        data_collator: the user's data collator, or None.
         kwargs: further arguments of `transformers.Trainer`.
 
     Attributes:
+        starting: the encoder before training.
+        encoder: the profile of the encoder.
+        train_split: the training rows, or None.
+        plan: the checked settings.
+        passes: how forward passes run.
         folder: the output folder.
         ongoing: what belongs to the current call of `train`.
         evaluations: for each evaluation, its step, whether it ran during training, and its metrics.
         report: the results of the last training, if `args.report` is set.
     """
 
-    def __init__(self, setup: Setup, details: RunDetails, **kwargs):
+    def __init__(self, setup: Setup, details: RunDetails, data_collator=None, **kwargs):
         args = setup.args
         split = setup.train_split
         sets = setup.eval_dataset
         if details.measured is None and sets is not None:
-            details = replace(details, measured=sets if isinstance(sets, Mapping) else {"eval": sets})
+            details = dataclasses.replace(details, measured=sets if isinstance(sets, Mapping) else {"eval": sets})
         self.details = details
         self._content_before: dict[str, object] = {}
         if getattr(args, "report", False) and not details.options:
@@ -86,13 +117,25 @@ class RunTrainer(PlannedTrainer):
         self.folder = OutputFolder(
             args.output_dir, split is not None, overwrite, getattr(args, "from_command_line", False)
         )
+        self.starting = setup.starting
+        self.encoder = setup.encoder
+        self.train_split = split
+        self.plan = setup.plan
+        self.passes = Passes()
+        self._passes_of = None  # the model and the settings that `passes` is about
+        self._collates = data_collator is None
         super().__init__(
-            setup,
             model=None if "model_init" in kwargs else model,
+            args=args,
+            data_collator=data_collator,
             train_dataset=None if split is None else split.to_pairs(),
+            eval_dataset=sets,
             processing_class=tokenizer,
+            callbacks=setup.callbacks,
             **kwargs,
         )
+        self._resolved = self._settings()
+        self._use_plan()
         self.ongoing = Training()
         self.evaluations: list[tuple[int, bool, dict]] = []
         self.report: Measurements | None = None
@@ -101,6 +144,125 @@ class RunTrainer(PlannedTrainer):
         self.add_callback(self._merging)
         self.add_callback(self.folder)
         show_progress(self)
+
+    # ---- The plan ----
+
+    def _bind_estimator(self) -> None:
+        """Passes the encoder to the estimator, whose default settings may depend on the encoder."""
+        if isinstance(self.estimator, Estimator):
+            self.estimator.bind(self.text_encoder)
+
+    def add_callback(self, callback) -> None:
+        """Adds a callback. An estimator or an `EstimatorCallback` supplies the weights from now on.
+
+        It replaces the default estimator.
+        """
+        (callback,) = with_estimators([callback])
+        if not isinstance(callback, EstimatorCallback):
+            super().add_callback(callback)
+            return
+        if self.estimator_callback and self.estimator_callback.by_default:
+            self.remove_callback(self.estimator_callback)
+            if isinstance(self.args, SoftInfoNCETrainingArguments):
+                self.args.estimator = estimator_name(callback.estimator)
+        find_estimator_callback([self.estimator_callback, callback])  # raises UserError if there are two
+        super().add_callback(callback)
+        self._bind_estimator()
+        self.resolve()
+
+    def resolve(self) -> None:
+        """Derives the training plan from the current `args`, unless nothing has changed since the last time.
+
+        Raises:
+            UserError: the settings are incompatible.
+        """
+        if not self.args.auto_find_batch_size:  # otherwise, `Trainer` may have found a smaller one
+            self._train_batch_size = self.args.train_batch_size
+        if self._settings() != self._resolved:
+            self.plan = preflight.make_plan(self, self._train_batch_size)
+            self._use_plan()
+            self._resolved = self._settings()
+
+    def _settings(self) -> tuple:
+        """Returns everything that the plan and its checks depend on and that may change after the constructor."""
+        return dict(vars(self.args)), self._train_batch_size, self.estimator, self.model
+
+    def _use_plan(self) -> None:
+        """Makes the collator that the plan needs, and checks the plan against the rows and the encoder."""
+        self._decide_passes()
+        prompts = {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
+        if self._collates:
+            encoder = Encoder(self.model, self.processing_class, self.encoder, passes=self.passes)
+            self.data_collator = PairCollator(
+                collator_of(encoder, self.args.device),
+                {side: self.encoder.max_tokens(side) for side in SIDES},
+                prompts,
+                self.plan.options.gradient_cache_chunk_size,
+                pieces_of(self.passes, self.args.device, self.model),
+            )
+        else:
+            preflight.check_own_collator(self.plan, prompts, self.model)
+            options = dataclasses.replace(self.plan.options, negatives_per_query=0)  # it reads only pairs
+            self.plan = dataclasses.replace(self.plan, options=options)
+        preflight.check_encoder(self.model, self.processing_class, self.encoder)
+        if self.train_split is not None:
+            preflight.check_adapter(self.model, self.args, self.encoder)
+
+    def _decide_passes(self) -> None:
+        """Decides how forward passes run, once for each model. Every process gets the main process's decision.
+
+        Raises:
+            UserError: `packing` is true, but the passes must be padded.
+        """
+        model = getattr(self.model, "module", self.model)  # FSDP 1 wraps the encoder when training begins
+        packing = getattr(self.args, "packing", "auto")
+        reason = preflight.pads(self.args, not self._collates, self.accelerator, self.encoder.pooling)
+        if self._passes_of == (model, packing, reason):
+            return
+        self._passes_of = (model, packing, reason)
+        decided = model, self.encoder, self.args.device, self.precision, packing, reason
+        # With FSDP, the other processes may not have the weights yet.
+        self.passes = distributed.on_main(lambda: decide_passes(*decided))
+        if str(packing).lower() == "true" and not self.passes.packed:
+            raise UserError(f"packing=true: the texts of this run cannot be packed: {self.passes.why_padded}")
+
+    def running(self) -> contextlib.AbstractContextManager:
+        """Returns a context manager that prepares the model for our forward and backward passes; see `passes.py`."""
+        return running(self.model, self.passes.packed)
+
+    @property
+    def text_encoder(self) -> Encoder:
+        """The model with its tokenizer and profile, ready to encode."""
+        return Encoder(self.model, self.processing_class, self.encoder, passes=self.passes)
+
+    @property
+    def criterion(self) -> Criterion:
+        """The training loss with its settings."""
+        return self.plan.criterion
+
+    @property
+    def estimator_callback(self) -> EstimatorCallback | None:
+        """The callback that supplies the weights, or None."""
+        return find_estimator_callback(self.callback_handler.callbacks)
+
+    @property
+    def estimator(self):
+        """The estimator that supplies the weights, or None."""
+        callback = self.estimator_callback
+        return callback and callback.estimator
+
+    @property
+    def evaluated_dims(self) -> tuple[int, ...]:
+        """The Matryoshka dimensions to evaluate in addition to the full embedding."""
+        dims = self.plan.dims or self.encoder.matryoshka_dims
+        return tuple(dim for dim in dims if dim < self.starting.size)
+
+    @property
+    def precision(self) -> str:
+        """The number format of the forward pass, which depends on the launcher, the arguments and the model."""
+        if self.accelerator.mixed_precision == "no":
+            return str(self.model.dtype).removeprefix("torch.")
+        return self.accelerator.mixed_precision
 
     # ---- Before the first step, and after the last ----
 
@@ -115,7 +277,7 @@ class RunTrainer(PlannedTrainer):
         Raises:
             UserError: the settings and the data are incompatible, or the checkpoint is from another run.
             NotFiniteError: the loss, the gradient or a weight became NaN or infinite.
-            SystemExit: SIGTERM stopped training after a checkpoint was saved. The code is 143.
+            SystemExit: SIGTERM or SIGUSR1 stopped training after a checkpoint was saved. The code is 143.
             KeyboardInterrupt: Ctrl-C stopped training, after a checkpoint was saved, or at once if it was pressed
                 twice. The message says how to continue.
         """
@@ -162,7 +324,7 @@ class RunTrainer(PlannedTrainer):
                 remedy = interruption.how_to_continue(self.args, step)
                 if received == signal.SIGINT:
                     raise KeyboardInterrupt(f"interrupted at step {step}: {remedy}")
-                print_on_main(f"stopped by SIGTERM at step {step}: {remedy}")
+                print_on_main(f"stopped by {signal.Signals(received).name} at step {step}: {remedy}")
                 raise SystemExit(143)
         finally:
             self.ongoing = Training()
@@ -307,19 +469,21 @@ class RunTrainer(PlannedTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs metrics. With a training loss, also logs statistics of weights and false negatives."""
-        if "loss" in logs or "train_loss" in logs:  # every process logs these
-            self._add_new_tokens()
         if "loss" in logs:
             self._check_finite("loss", logs["loss"])
-            if self.accelerator.mixed_precision != "fp16":  # its scaler skips a step with such a gradient
+            if self.accelerator.mixed_precision != "fp16":
                 self._check_finite("gradient's norm", logs.get("grad_norm", 0.0))
+            elif self.accelerator.scaler is not None and self.accelerator.scaler.get_scale() < 1:
+                # The scaler skips a step whose gradient overflows, and halves the scale. It starts at 65,536.
+                logger.warning_once("fp16: the gradients overflow, so steps are skipped; train in bf16 or float32")
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
             if self.plan.masks_false_negatives:
                 name = FALSE_NEGATIVES[self.plan.options.false_negatives]
                 logs[name] = sum(distributed.gather_numbers(self.ongoing.false_negatives))
         if "train_loss" in logs:  # `Trainer` averages only over the steps since a checkpoint was loaded
-            self._check_weights()
+            if best_checkpoint(self.args, self.state) is None:  # otherwise, its weights are loaded next
+                self._check_weights()
             logs["train_loss"] = self.losses(unlogged=0.0) / max(self.state.global_step, 1)
         super().log(logs, start_time)
 
@@ -339,13 +503,8 @@ class RunTrainer(PlannedTrainer):
         return total
 
     def _check_weights(self) -> None:
-        """Raises NotFiniteError if a trained weight is NaN or infinite. Every process checks its own part."""
-        finite = True
-        for weight in self.model.parameters():
-            if weight.requires_grad:
-                part = weight.to_local() if isinstance(weight, DTensor) else getattr(weight, "ds_tensor", weight)
-                finite &= bool(torch.isfinite(part).all())
-        if not all(distributed.gather_numbers(int(finite))):
+        """Raises NotFiniteError if a trained weight is NaN or infinite. Every process calls this method."""
+        if not has_finite_weights(self.model):
             self._check_finite("weights", math.nan)
 
     def _check_finite(self, name: str, value: float) -> None:
@@ -359,13 +518,80 @@ class RunTrainer(PlannedTrainer):
         """Estimates a batch's floating-point operations as 6 x parameters x tokens, including padding tokens."""
         if self._parameters is None:
             self._parameters = self.model.num_parameters(exclude_embeddings=True)
-        return 6 * inputs.count_tokens(padding=True) * self._parameters
+        tokens = sum(inputs_of_pass["input_ids"].numel() for inputs_of_pass in inputs.passes)
+        return 6 * tokens * self._parameters
 
-    def _add_new_tokens(self) -> None:
-        """Adds the tokens of all processes to the trainer's count. In every step, that would wait for the device."""
-        if self.args.include_num_input_tokens_seen != "no":
-            self.state.num_input_tokens_seen += sum(distributed.gather_numbers(self.ongoing.new_tokens))
-            self.ongoing.new_tokens = 0
+    # ---- Saving, the card and the Hub ----
+
+    def save_encoder(self, folder: str | Path, state_dict=None, merge: bool = False) -> None:
+        """Writes the encoder, the tokenizer, the profile, the sentence-transformers files and `training_args.json`."""
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        profile = self.encoder.replace(matryoshka_dims=self.plan.dims)
+        with reporting_disk_errors(folder):
+            export_encoder(model, self.processing_class, profile, folder, state_dict, merge=merge)
+        self._write_arguments(folder)
+
+    def _write_arguments(self, folder: str | Path) -> None:
+        with reporting_disk_errors(folder):
+            text = json.dumps(self.args.to_dict(), indent=2, default=str) + "\n"
+            write_text(Path(folder) / "training_args.json", text)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the encoder with its tokenizer, profile and model card. Unlike `Trainer.save_model`, never pushes."""
+        super().save_model(output_dir, _internal_call=True)
+        if _internal_call or not self.is_world_process_zero():
+            return
+        folder = output_dir or self.args.output_dir
+        if getattr(self.args, "model_card", True):
+            self.create_model_card(folder)
+
+    def create_model_card(self, folder: str | Path | None = None) -> Path | None:
+        """Writes the model card into a folder, by default the output folder. Every process calls this method.
+
+        The card describes the encoder in the folder, so a folder without an encoder gets it too.
+
+        Returns:
+            The path of the card on the main process, or None on other processes.
+        """
+        folder = Path(folder or self.args.output_dir)
+        if not (folder / PROFILE_FILE).is_file():
+            super().save_model(str(folder), _internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        return write_model_card(folder, self.record())
+
+    def record(self) -> dict[str, object]:
+        """Returns the run's record, which the card, `run.json` and the report are written from (see `model_card`)."""
+        report = self.report
+        if report is None or report.step != self.state.global_step:
+            return trainer_record(self) | {"results": evaluated_results(self, of_training=True)}
+        # The report has measured the sets of the evaluations during training.
+        results = evaluated_results(self, of_training=False) | report.results
+        return trainer_record(self, report.statistics) | {"results": results, "chosen_on": report.chosen_on}
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Checks before training that a push would work, and creates the repository on the Hub if necessary.
+
+        Raises:
+            UserError: a push would fail.
+        """
+        if self.is_world_process_zero():
+            self._publisher = Publisher(self.args)
+            self.hub_model_id = self._publisher.repository.name
+
+    def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
+        """Saves the encoder with its model card, and pushes the output folder to the Hub.
+
+        Returns:
+            The URL of the commit on the main process, or None on other processes.
+        """
+        if self.hub_model_id is None:
+            self.init_hf_repo()
+        if not self.folder.done:
+            self.save_model()
+        if not self.is_world_process_zero():
+            return None
+        return self._publisher.push(commit_message)
 
     # ---- Checkpoints ----
 
@@ -373,44 +599,58 @@ class RunTrainer(PlannedTrainer):
         """Loads the adapter of a checkpoint into the model. Raises UserError if the adapter does not fit."""
         set_adapter_state(self.model, load_file(Path(checkpoint) / ADAPTER_WEIGHTS), checkpoint)
 
+    def _best_saved(self, *steps: int) -> tuple[int, float] | tuple[None, None]:
+        """Returns the step and the value of the best evaluation of a saved encoder, or (None, None).
+
+        `Trainer` also counts evaluations at steps that were not saved.
+
+        Args:
+            steps: the steps to compare with the best checkpoint so far.
+        """
+        metric = f"eval_{(self.args.metric_for_best_model or '').removeprefix('eval_')}"
+        values = {entry["step"]: entry[metric] for entry in self.state.log_history if metric in entry}
+        if best := self.state.best_model_checkpoint:
+            steps = (int(best.rpartition("-")[2]), *steps)
+        choose = max if self.args.greater_is_better else min
+        step = choose((step for step in steps if step in values), key=values.get, default=None)
+        return step, values.get(step)
+
     # ---- Private methods of `Trainer`, because no public method and no callback does the same ----
 
     def _hp_search_setup(self, trial) -> None:
-        """Sets the hyperparameters of a trial, then prepares training.
-
-        No callback runs after the model exists and before a checkpoint is loaded.
-        """
+        """Prepares training. No callback runs between the settings of a trial and the weights of a checkpoint."""
         super()._hp_search_setup(trial)
         self._prepare_training()
 
-    def _track_num_input_tokens(self, inputs: Batch) -> None:
-        """Counts a batch's query and code tokens on this process if `include_num_input_tokens_seen` is set.
-
-        `Trainer` expects a mapping, and gathers the number in every step.
-        """
-        kind = self.args.include_num_input_tokens_seen
-        if kind != "no":
-            self.ongoing.new_tokens += inputs.count_tokens(padding=kind != "non_padding")
-
     def _save_checkpoint(self, model, trial) -> None:
-        """Saves a checkpoint unless a loss or a weight is not finite, and marks it complete."""
+        """Saves a checkpoint, marks it complete and pushes it. No callback knows that all files are written.
+
+        Raises:
+            NotFiniteError: a loss or a weight is NaN or infinite, so there is no checkpoint.
+        """
         self._check_weights()
         losses = self.losses(self._tr_loss.item() if self.is_in_train else 0.0)  # added when training ends
-        self._add_new_tokens()
-        folder = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        with saving_checkpoint(folder):
-            super()._save_checkpoint(model, trial)
+        step = self.state.global_step
+        folder = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        self.state.best_global_step, _ = self._best_saved(step)
+        strategy = self.args.hub_strategy
+        self.args.hub_strategy = HubStrategy.END  # `Trainer` would push its own selection of files
+        try:
+            with saving_checkpoint(folder):
+                super()._save_checkpoint(model, trial)
+        finally:
+            self.args.hub_strategy = strategy
         distributed.barrier()
+        if not folder.is_dir():  # `Trainer` keeps the highest steps, which may be an earlier run's
+            return
         if self.args.should_save:
+            self._write_arguments(folder)
             mark_complete(folder, self.run_fingerprint, self.args.save_only_model, losses)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Pushes a checkpoint as a complete folder, in the background."""
-        if self.is_world_process_zero():
-            self._publisher.push_checkpoint(checkpoint_folder, self.state.global_step)
+        if self.args.push_to_hub and self.is_world_process_zero():
+            self._publisher.push_checkpoint(folder, step)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Saves the encoder, its tokenizer and profile. With FSDP and DeepSpeed, only this method gets the weights.
+        """Saves a complete folder. With FSDP and DeepSpeed, only this method gets the weights.
 
         In a checkpoint, an adapter always stays unmerged, so that a resumed run is exact.
         """
@@ -428,6 +668,7 @@ class RunTrainer(PlannedTrainer):
 
     def _load_best_model(self) -> None:
         """Loads the weights or the adapter of the best checkpoint, for the same reason."""
+        self.state.best_global_step, self.state.best_metric = self._best_saved()
         if has_adapter(self.model) and not self.is_fsdp_enabled and not self.is_deepspeed_enabled:
             self._load_adapter(self.state.best_model_checkpoint)
         else:

@@ -18,7 +18,7 @@ relevance, as in trec_eval and mteb.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 
 from datasets import Dataset
@@ -34,17 +34,20 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import DEPENDS_ON
 from soft_trainer.fingerprints import source_fingerprint
+from soft_trainer.option_spec import option_specs
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.folder import record_of
 from soft_trainer.shell.rows import column_names
 from soft_trainer.terminal import print_on_main
+
+DIVIDING = ("test_fraction", "split_seed", "group_column")  # the options that divide rows into train, valid and test
 
 
 def load_evaluation_sets(
     arguments: DataArguments,
     profile: EncoderProfile,
     codebase: Dataset | None = None,
-    trained: Collection[str] = (),
+    trained: Mapping | None = None,
 ) -> dict[str, Split]:
     """Loads the evaluation sets in the folders that `--eval_data_dir` lists, keyed by name.
 
@@ -52,7 +55,7 @@ def load_evaluation_sets(
 
     Args:
         codebase: the run's corpus, for judged queries in a folder without a corpus.
-        trained: the result of `trained_rows`.
+        trained: the result of `training_of`.
 
     Raises:
         UserError: a folder has no evaluation set, a file cannot be read, rows are unusable (see `check_split`), or two
@@ -89,7 +92,7 @@ def load_evaluation_sets(
     return sets
 
 
-def _parts(folder: Path, context: Context, trained: Collection[str]) -> dict[str, Split]:
+def _parts(folder: Path, context: Context, trained: Mapping | None) -> dict[str, Split]:
     """Loads the sets of one source: all judged queries and, of rows, test, otherwise valid, otherwise all rows.
 
     Raises:
@@ -117,21 +120,32 @@ def _parts(folder: Path, context: Context, trained: Collection[str]) -> dict[str
     if not parts or "test" in splits:
         name = "test" if "test" in splits else "valid"
         parts[name] = splits[name]
-        of_training = folder.exists() and row_files(files).keys().isdisjoint(("valid", "test"))
-        if of_training and trained and not parts[name].judgments.graded and source_fingerprint(folder) in trained:
-            print_on_main(
-                f"warning: eval_data_dir={folder}: the encoder was trained on rows from this folder; to measure "
-                f"only its test split, set data_dir={folder} instead"
-            )
+        if not parts[name].judgments.graded:
+            warn_of_trained_rows("eval_data_dir", folder, trained, None)
     return parts
 
 
-def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
-    """Returns the hashes of the sources that an encoder was trained on, from the `run.json` in the encoder's folder.
+def training_of(encoder: str | None) -> Mapping:
+    """Returns what an encoder's training depended on, from the `run.json` in its folder, or {}."""
+    return record_of(Path(encoder)).get(DEPENDS_ON, {}) if encoder else {}
 
-    The result is empty if there is no record, or if `eval_data_dir` is not set.
+
+def warn_of_trained_rows(option: str, source: str | Path, trained: Mapping | None, arguments) -> None:
+    """Warns if an encoder was trained on rows of a source that is measured whole, or is divided in another way.
+
+    Args:
+        option: the option that names the source.
+        trained: the result of `training_of`.
+        arguments: the `DataArguments` that divide the source, or None if it is measured whole.
     """
-    if not arguments.eval_data_dir or not encoder:
-        return set()
-    rows = record_of(Path(encoder)).get(DEPENDS_ON, {}).get("data_dir", [])
-    return {rows} if isinstance(rows, str) else {*rows}
+    if not trained or not Path(source).exists() or row_files(list_files(source)).keys() & {"valid", "test"}:
+        return
+    then = {name: trained.get(name, option_specs(DataArguments)[name].default) for name in DIVIDING}
+    divided = arguments and {name: getattr(arguments, name) for name in DIVIDING}
+    # For several sources, `data_dir` is a list of hashes.
+    if divided != then and source_fingerprint(source) in trained.get("data_dir", ()):
+        settings = ", ".join(f"{name}={value}" for name, value in then.items() if value is not None)
+        print_on_main(
+            f"warning: {option}={source}: the encoder was trained on rows from this folder; to measure only its test "
+            f"split, set data_dir={source}, {settings}"
+        )

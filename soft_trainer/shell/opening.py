@@ -15,8 +15,9 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.setup import RunDetails
 from soft_trainer.run.starting import StartingEncoder
 from soft_trainer.shell.building import build_encoder
-from soft_trainer.shell.evaluation_sets import load_evaluation_sets, trained_rows
+from soft_trainer.shell.evaluation_sets import load_evaluation_sets, training_of, warn_of_trained_rows
 from soft_trainer.shell.rows import choose_language, evaluated, load_data, needed_splits, read_languages
+from soft_trainer.shell.sources import with_language
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +47,12 @@ def open_run(
         read = read_languages(data_args, needed) if data_args.data_dir else None
         encoder = build_encoder(model_args)
         splits = load_data(data_args, encoder.profile, needed, read)
-        trained = trained_rows(data_args, model_args.model_name_or_path)
+        trained = training_of(model_args.model_name_or_path)
         own = splits.get("test") or splits.get("valid")
         others = load_evaluation_sets(data_args, encoder.profile, own and own.corpus, trained)
+    if data_args.data_dir and own and not args.do_train and not own.judgments.graded:
+        for language in data_args.languages or [None]:
+            warn_of_trained_rows("data_dir", with_language(data_args.data_dir, language), trained, data_args)
     if model_args.from_scratch:
         encoder.rows = splits["train"]  # its tokenizer is trained on them
     train = splits["train"] if args.do_train else None

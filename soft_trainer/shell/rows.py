@@ -22,6 +22,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import fingerprint, keep_files, kept_files
 from soft_trainer.options.fields import COLUMN_OPTIONS, DataArguments
 from soft_trainer.shell.sources import language_reader, with_language
+from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import source_folder
 from soft_trainer.terminal import print_on_main, table
 
@@ -163,6 +164,11 @@ def _chosen(
     if arguments.data_dir and len(arguments.languages) == 1 and every and known and language not in known:
         raise UserError(
             f"language={language}: the rows of {arguments.data_dir} are in {', '.join(known)}; omit language"
+        )
+    if language and not known and language not in SOURCE_LANGUAGES:
+        raise UserError(
+            f"language={language}: no row names a language, and it is not one of {', '.join(SOURCE_LANGUAGES)}; omit "
+            "language, or add a column `language`"
         )
     parsed = profile.data_flow_length > 0
     for name, split in splits.items():

@@ -40,6 +40,8 @@ class Batch(dict):
         query_rows       int64[B], the index of each query in the split's queries
         code_rows        int64[N], the index of each column's code in the corpus
         sizes            tuple[int], the number of queries on each process
+        share            the batch's rows x the number of batches / the rows of all batches in the optimizer step: 1 if
+                         the accumulated batches have equally many rows
         code_sizes       tuple[int], the number of functions on each process, including hard negatives
         false_negatives  the number of (query, column) entries that are known positives, so that they are no negatives
         has_weights      True once the targets have their weights
@@ -73,25 +75,13 @@ class Batch(dict):
         """Returns the factor by which to multiply the mean loss over a block of this process's queries.
 
         The factor is the number of queries in the block, times the number of processes, divided by the number of
-        queries in the global batch. The average of the scaled gradients over all processes is then the gradient of the
-        global batch.
+        queries in the global batch, times `share`. The average of the scaled gradients over all processes and all
+        accumulated batches is then the gradient of the mean loss of all their queries.
 
         Args:
             queries: the number of queries in the block.
         """
-        return queries * len(self.sizes) / sum(self.sizes)
-
-    def count_tokens(self, padding: bool) -> int:
-        """Counts the tokens in the queries and functions on this process, with or without padding."""
-        total = 0
-        for inputs in self.passes:
-            mask = inputs.get("attention_mask")
-            if padding or mask is None:  # packed inputs have no padding
-                total += inputs["input_ids"].numel()
-                continue
-            # With data flow, the mask has a row for every token. The first row marks the tokens that are not padding.
-            total += int((mask if mask.dim() == 2 else mask[:, 0]).sum())
-        return total
+        return queries * len(self.sizes) / sum(self.sizes) * self.share
 
 
 @dataclass(frozen=True)
@@ -175,6 +165,7 @@ class TrainBatches(Dataset):
             query_rows=own.queries,
             code_rows=codes,
             sizes=tuple(len(share.rows) for share in shares),
+            share=1.0,
             code_sizes=tuple(len(share.codes) for share in shares),
             false_negatives=known,
             has_weights=False,

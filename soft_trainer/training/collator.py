@@ -88,7 +88,7 @@ class PairCollator:
                 found[rows] = np.arange(done, done + len(rows))
                 done += max(len(rows), 1)
                 of_pass = [items[row] for row in rows] or [spare[side]]
-                inputs.append(self.collate(of_pass, self.prompt_lengths[side], self.limits[side]))
+                inputs.append(self.collate(of_pass, self.prompt_lengths[side], self.limits[side], side))
             positions.append(torch.from_numpy(found))
         return Inputs(inputs, *positions)
 
@@ -107,7 +107,7 @@ def pieces_of(passes: Passes, device: torch.device, model) -> int:
     On a GPU, each pass costs thousands of kernel launches. A static encoder's gradient has a row for each token of the
     vocabulary, and every pass would compute all of them.
     """
-    if passes.packed or device.type != "cpu" or getattr(model, "takes_means", False):
+    if passes.packed or device.type != "cpu" or hasattr(model, "weigh"):
         return 1
     return PIECES
 

@@ -104,7 +104,7 @@ def make_sampler(rows: int, plan: Plan, args: TrainingArguments, **read) -> Glob
         read: the arguments that the sampling strategy needs; see `GlobalBatchSampler`.
 
     Raises:
-        UserError: there are too few rows.
+        UserError: the strategy needs a column that the rows do not have.
     """
     batch_size = plan.batch_size * plan.processes
     strategy = plan.train_sampling_strategy

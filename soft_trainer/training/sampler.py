@@ -40,7 +40,8 @@ class GlobalBatchSampler(BatchSampler):
         batch_size: the number of rows in a global batch, across all processes.
         strategy: "random", "sequential", "no_duplicates", "group_by_length", "one_language" or "similar".
         seed: the seed for all draws.
-        drop_last: whether to drop the last batch if it is incomplete.
+        drop_last: whether to drop the last batch if it is incomplete. The only batch, or the only one of a language,
+            is never dropped.
         text_ids: for "no_duplicates", the ids of the queries' texts and of the functions' texts, one array each. Equal
             texts have equal ids.
         lengths: for "group_by_length", the number of tokens in each row.
@@ -48,7 +49,7 @@ class GlobalBatchSampler(BatchSampler):
         similar: for "similar", other arguments of `similar_batches`.
 
     Raises:
-        UserError: there are too few rows, or too few rows in one language, for a full batch.
+        UserError: the rows have no languages, which the strategy "one_language" needs.
     """
 
     rows: int
@@ -65,19 +66,12 @@ class GlobalBatchSampler(BatchSampler):
     def __post_init__(self):
         self.names, self.language_of = np.unique(np.asarray(self.languages, dtype=str), return_inverse=True)
         counts = [self.rows]
-        smallest = ""
         if self.strategy == "one_language":
             if len(self.languages) == 0:
                 raise UserError("train_sampling_strategy='one_language': the training rows have no column 'language'")
             counts = np.bincount(self.language_of).tolist()
-            smallest = f" {self.names[np.argmin(counts)]}"
-        size = self.batch_size
-        if self.drop_last and min(counts) < size:
-            raise UserError(
-                f"{min(counts)}{smallest} training rows do not fill one batch of {size} (per-process batch x "
-                "processes); set a smaller per_device_train_batch_size, or dataloader_drop_last=False"
-            )
-        self.batches = sum(count // size if self.drop_last else -(-count // size) for count in counts)
+        size = self.batch_size = min(self.batch_size, self.rows)
+        self.batches = sum(max(count // size, 1) if self.drop_last else -(-count // size) for count in counts)
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch whose batches the next iteration yields."""
@@ -143,8 +137,11 @@ class GlobalBatchSampler(BatchSampler):
     def _one_language(self, generator: np.random.Generator) -> Iterator[list[int]]:
         """Yields random batches, each in a single language, with the languages in random order."""
         order = generator.permutation(self.rows)
-        parts = (order[self.language_of[order] == language] for language in range(len(self.names)))
-        return self._split_parts(parts, generator)
+        batches = []
+        for language in range(len(self.names)):
+            rows = order[self.language_of[order] == language].tolist()
+            batches += list(self._split(rows)) or [rows]
+        return _shuffled(batches, generator)
 
     def _similar(self, generator: np.random.Generator) -> Iterator[list[int]]:
         """Yields batches of small groups of similar rows, in random order."""

@@ -13,7 +13,7 @@ from refusals import refused
 
 import soft_trainer
 import soft_trainer.cli
-from soft_trainer.cli.__main__ import COMMANDS, main, run_command
+from soft_trainer.cli.__main__ import COMMANDS, main, name_model, run_command
 from soft_trainer.options.recipes import RECIPES, read_recipe, recipe_path
 from soft_trainer.studies.study import read_study
 
@@ -112,12 +112,17 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["study", "--config", "quickstart"], f"{RECIPES / 'quickstart.yaml'}: not a study, because it has no runs"),
         (["push", "/nowhere", "user/name"], "/nowhere: no such folder"),
         (["train", "quickstart"], "unexpected 'quickstart': write options as --NAME VALUE"),
-        (["evaluate", "--data_dir", "ROWS", "MODEL"], "give the encoder first: soft-trainer evaluate MODEL"),
+        (["evaluate", "--data_dir", "ROWS"], "give the encoder: soft-trainer evaluate MODEL"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
 def test_a_wrong_word_is_one_line_and_exit_code_2(words, says, monkeypatch, capsys):
     assert error_of(words, monkeypatch, capsys).startswith(says)
+
+
+@pytest.mark.parametrize("words", ["* a --x b", "--x b * a", "--x=b * a --y 1", "--model a --x b", "--x b"])
+def test_the_model_of_evaluate_may_stand_anywhere(words):
+    assert name_model(words.replace("* ", "").split()) == words.replace("*", "--model_name_or_path").split()
 
 
 TRAIN = ["train", "--model", "base", "--data_dir"]
@@ -139,7 +144,7 @@ TRAIN = ["train", "--model", "base", "--data_dir"]
 )
 def test_a_mistake_does_not_wait_for_torch(words, says, waits_for, data_dir, tmp_path):
     (tmp_path / "static").mkdir()
-    (tmp_path / "static" / "config.json").write_text('{"model_type": "xlnet", "n_layer": 0}')
+    (tmp_path / "static" / "config.json").write_text('{"model_type": "soft_trainer_static"}')
     places = {"ROWS": data_dir, "ROW": str(data_dir)[:-1], "STATIC": tmp_path / "static"}
 
     def replaced(text: str) -> str:

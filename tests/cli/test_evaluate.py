@@ -130,8 +130,11 @@ def test_one_file_has_the_same_splits_in_training_and_evaluation(encoder_dir, ro
     write_json(tmp_path / "encoder" / "run.json", {DEPENDS_ON: trained})
     assert run_command([*words, "--eval_data_dir", str(pairs)]) == 0
     said = capsys.readouterr().err
-    assert f"rows from this folder; to measure only its test split, set data_dir={pairs} instead" in said
+    assert f"to measure only its test split, set data_dir={pairs}, test_fraction=0.1, split_seed=0" in said
     assert "48 queries (test)" in said
+    for options, trained_on in (([], False), (["--split_seed", "1"], True), (["--test_fraction", "0.3"], True)):
+        assert run_command([*words, "--data_dir", str(pairs), *options]) == 0
+        assert ("was trained on rows" in capsys.readouterr().err) == trained_on
     (tmp_path / "split").mkdir()
     for name in ("train", "test"):
         shutil.copy(pairs, tmp_path / "split" / f"{name}.csv")

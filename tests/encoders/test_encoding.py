@@ -19,6 +19,7 @@ from soft_trainer.encoders.encoding import (
 )
 from soft_trainer.encoders.pooling import POOLINGS, PackedStates
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
+from soft_trainer.encoders.static_torch import static_model
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 
 THEIRS = {name: pooling.mode for name, pooling in POOLINGS.items() if pooling.mode}
@@ -194,6 +195,12 @@ def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, 
 def test_prompts_that_cannot_be_excluded_are_refused(prompted, trainer_of):
     with refused("data_collator: a custom collator cannot tell which tokens belong to the prompt"):
         trainer_of(arguments={"encoder": prompted[2], "data_collator": lambda features: {}})
+
+
+def test_an_own_collator_of_a_static_encoder_is_refused(tokenizer, trainer_of):
+    static = static_model(tokenizer, 32)
+    with refused("data_collator: a static encoder weighs tokens in its own collator; drop data_collator"):
+        trainer_of(arguments={"model": static, "encoder": PROFILES["static"], "data_collator": lambda features: {}})
 
 
 def test_rows_of_equal_tokens_are_found():

@@ -66,7 +66,7 @@ def test_wrong_changes_are_refused(encoder_dir, arguments, pairs, changes, messa
 
 
 def test_options_of_the_encoder_are_no_arguments_of_a_trainer(encoder_dir, arguments, pairs):
-    with refused("query_length: not a training argument", "encoder={'query_length': VALUE}"):
+    with refused("query_length: an option of the encoder", "encoder={'query_length': VALUE}"):
         SoftInfoNCETrainer(encoder_dir, arguments, pairs, query_length=8)
 
 

@@ -27,7 +27,7 @@ from soft_trainer.encoders.encoding import (
 from soft_trainer.encoders.packing import PACKED, Passes, encode_packed, first_position, pack
 from soft_trainer.encoders.passes import decide_passes
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static_torch import static_model
+from soft_trainer.encoders.static_torch import StaticConfig, StaticModel
 from soft_trainer.options.model import ModelArguments
 
 CPU = torch.device("cpu")
@@ -184,7 +184,7 @@ def test_other_encoders_are_padded_with_the_reason(name):
         ({"profile": make_profile(data_flow_length=8)}, "data flow needs a mask"),
         ({"model": make_model("RoFormer", SIZE)}, "has no variable-length attention"),
         ({"model": make_model("Mistral", DECODER)}, "is not among the models whose packed passes are tested"),
-        ({"model": static_model(200, 8, 1)}, "a static encoder has no attention"),
+        ({"model": StaticModel(StaticConfig(vocab_size=200, hidden_size=8))}, "a static encoder has no attention"),
         ({"device": torch.device("mps")}, "the device is mps"),
         ({"device": torch.device("cuda"), "precision": "float32"}, "precision float32; packing needs bf16 or fp16"),
         ({"device": torch.device("cuda"), "model": make_model("Bert", SIZE | {"num_attention_heads": 8})}, "size 4"),

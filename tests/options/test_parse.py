@@ -137,6 +137,8 @@ def test_a_wrong_option_or_value_is_named_with_the_nearest(line, words):
         ("learning_rat: 1\n", ["recipe.yaml", "'learning_rat'", "'learning_rate'"]),
         ("7: 1\n", ["7"]),
         ("base: none.yaml\n", ["none.yaml"]),
+        ("width: 1\nink: red\nwidth: 2\n", ["recipe.yaml", "width is set twice"]),
+        ("ink: {a: 1, a: 1}\n", ["recipe.yaml", "a is set twice"]),
         ("base: recipe.yaml\n", ["recipe.yaml"]),
         ("base: [a.yaml, b.yaml]\n", ["recipe.yaml", "base=['a.yaml', 'b.yaml']"]),
         *((text, ["recipe.yaml"]) for text in ("width: [1\n", "- width\n", "just text\n", "a: b: c\n")),
@@ -254,3 +256,17 @@ def test_help_all_lists_the_options_of_transformers_too(capsys):
         run_command(["train", "--help_all"])
     shown = capsys.readouterr().out
     assert "--adam_beta1" in shown and shown.count("\n  --") > 150
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *((text, float(text)) for text in ("1e-5", "1E5", "-2e3", "+.5", "5.", "0.1")),
+        *((text, int(text)) for text in ("10", "-3", "+3")),
+        *((text, text) for text in ("no", "yes", "on", "off", "1e", "1.5.2", "e5", ".e1")),
+        *((text, text.lower() == "true") for text in ("true", "False", "TRUE")),
+    ],
+)
+def test_values_of_a_recipe_are_what_people_write(recipe, text, value):
+    read = read_recipe(recipe(f"ink: {{deep: {text}}}\nwidth: {text}\n"))
+    assert repr(read) == repr({"ink": {"deep": value}, "width": value})

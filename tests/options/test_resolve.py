@@ -69,13 +69,9 @@ def test_what_is_left_open_is_the_estimators(options, estimator, expected):
     assert {name: loss[name] for name in expected} == expected
 
 
-def test_none_means_the_default_of_an_option(tmp_path):
-    excluded = dict.fromkeys(("floor", "cancel", "weighting", "false_negatives", "negatives_per_query", "group_size"))
-    assert resolve(args_of(tmp_path, **excluded)) == resolve(args_of(tmp_path))
-
-
 def test_a_plan_is_a_snapshot_of_the_options(tmp_path):
-    args = args_of(tmp_path, matryoshka_dims="8,32", group_size=4, train_sampling_strategy="similar")
+    options = {"matryoshka_dims": "8,32", "group_size": 4, "train_sampling_strategy": "similar"}
+    args = args_of(tmp_path, per_device_train_batch_size=32, **options)
     plan = resolve(args, InitialModelEstimator())
     assert (plan.dims, plan.train_sampling_strategy) == ((32, 8), "similar")
     assert (plan.global_batch_size, plan.gathers) == (32, False)

@@ -15,8 +15,10 @@ import sys
 import pytest
 from trainings import fingerprint_of
 
-from soft_trainer import BM25Estimator
+from soft_trainer import BM25Estimator, TrainedModelEstimator
 from soft_trainer.data.split import Split
+from soft_trainer.encoders.export import export_encoder
+from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.fingerprints import encoder_files_fingerprint
 from soft_trainer.option_spec import option_specs
 from soft_trainer.options.fields import DataArguments, TrainingOptions
@@ -329,3 +331,13 @@ def test_code_beside_an_encoder_counts_if_the_encoder_names_it(encoder_dir, tmp_
     before = encoder_files_fingerprint(folder)
     (folder / "layers.py").write_text("SIZE = 2")
     assert encoder_files_fingerprint(folder) != before
+
+
+def test_a_teacher_in_a_local_folder_is_compared_by_its_content(trainer_of, encoder_of, tmp_path):
+    found = []
+    for seed in (1, 1, 2):
+        encoder = encoder_of(PROFILES["unixcoder"], seed)
+        folder = export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "teacher")
+        trainer = trainer_of(estimator=TrainedModelEstimator(folder))
+        found.append(fingerprint_of(trainer)["the estimator's model_name_or_path"])
+    assert found[0] == found[1] != found[2]

@@ -10,7 +10,7 @@ from refusals import refused
 from trees import source_tree
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.files import DEPENDS_ON, WRITTEN, write_json
+from soft_trainer.files import DEPENDS_ON, WRITTEN, signed, write_json
 from soft_trainer.run.fingerprint import FORMAT
 from soft_trainer.run.folder import (
     DONE,
@@ -166,10 +166,25 @@ def test_clearing_removes_what_a_run_writes_and_keeps_an_edited_card(tmp_path):
     assert "results" not in json.loads((tmp_path / "run.json").read_text())
 
 
-def test_a_card_that_nobody_edited_is_replaced(tmp_path):
-    (tmp_path / "README.md").write_text(f"# Card\n\n{WRITTEN} -->")
+CARD = signed(f"# Card\n\n{WRITTEN} A sentence. -->\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (CARD, False),
+        (signed(CARD), False),
+        (CARD.replace("# Card", "# Our card"), True),
+        ("Ours.\n" + CARD, True),
+        (CARD + "Ours.\n", False),  # below the line
+        (CARD.replace(WRITTEN, "<!-- "), True),
+        ("", True),
+    ],
+)
+def test_a_card_that_a_person_edited_is_kept_and_no_other(tmp_path, text, kept):
+    (tmp_path / "README.md").write_text(text)
     folder_of(tmp_path).clear()
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json"} | ({"README.md.previous"} if kept else set())
 
 
 def test_an_evaluation_clears_results_alone(tmp_path):

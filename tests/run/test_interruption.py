@@ -160,10 +160,11 @@ def test_ctrl_c_saves_after_the_step_and_says_how_to_go_on(stop, capsys):
     assert "Ctrl-C: saving a checkpoint after this step; press it again to stop at once" in capsys.readouterr().err
 
 
-def test_sigterm_exits_with_143(stop, capsys):
-    trainer, error = stop(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_of_a_scheduler_exits_with_143(stop, capsys, number):
+    trainer, error = stop(number)
     assert error.code == 143 and names(trainer.args.output_dir) == ["checkpoint-5"]
-    assert "stopped by SIGTERM at step 5: to continue from" in capsys.readouterr().err.splitlines()[-1]
+    assert f"stopped by {number.name} at step 5: to continue from" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_second_ctrl_c_stops_at_once(stop, monkeypatch):

@@ -41,7 +41,7 @@ def make_run(model, tokenizer, profile, tmp_path):
             args=args,
             processing_class=tokenizer,
             encoder=profile,
-            details=RunDetails(
+            _details=RunDetails(
                 measured=measured | others,
                 followed=[*others],
                 about={"dataset": "rows", "languages": ["python"]},

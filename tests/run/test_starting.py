@@ -97,7 +97,7 @@ def test_a_finished_run_gives_its_trained_encoder_and_python_trains_again(traine
     [
         ({"alpha": -1.0}, "alpha=-1"),
         ({"matryoshka_dims": "999"}, "999"),
-        ({"per_device_train_batch_size": 100}, "per_device_train_batch_size"),
+        ({"per_device_train_batch_size": 2, "loss": "soft_info_nce"}, "per_device_train_batch_size"),
         ({"merge_lora": True}, "merge_lora: the encoder has no adapter"),
         ({"metric_for_best_model": "mr", "eval_strategy": "epoch"}, "this metric is not measured"),
         ({"resume_from_checkpoint": "gone"}, "resume_from_checkpoint=gone: not a complete checkpoint"),

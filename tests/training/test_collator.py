@@ -6,7 +6,7 @@ import torch
 
 from soft_trainer.encoders.encoding import Collator
 from soft_trainer.encoders.packing import Passes
-from soft_trainer.encoders.static_torch import static_model
+from soft_trainer.encoders.static_torch import StaticConfig, StaticModel
 from soft_trainer.training.collator import PIECES, PairCollator, divide, pieces_of
 
 PAD = 1
@@ -73,7 +73,7 @@ def test_a_side_is_padded_in_four_passes_on_a_cpu_unless_the_encoder_is_static(m
     cpu, padded = torch.device("cpu"), Passes("for the test")
     assert pieces_of(padded, cpu, model) == PIECES == 4
     assert pieces_of(padded, torch.device("cuda"), model) == pieces_of(Passes(None), cpu, model) == 1
-    assert pieces_of(padded, cpu, static_model(50, 8, 1)) == 1
+    assert pieces_of(padded, cpu, StaticModel(StaticConfig(vocab_size=50, hidden_size=8))) == 1
     lengths = {"query": (250, 10, 240, 12, 9, 245, 11, 8), "code": (3, 4)}
     inputs = collated(Collator(PAD), lengths, pieces=PIECES)
     widths = [each["input_ids"].shape[1] for each in inputs.passes]

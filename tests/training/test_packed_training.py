@@ -76,7 +76,9 @@ def test_a_packed_step_equals_a_padded_one(make, name):
         batch = batches_of(trainer)[1]
         assert all(("borders" in inputs) == (packing == "true") for inputs in batch.passes)
         assert (len(batch.passes) == 1) == (packing == "true" and name != "gradient caching")
-        assert batch.count_tokens(padding=False) == sum(map(len, tokens_of(trainer, batch)))
+        if packing == "true":
+            tokens = sum(inputs["input_ids"].numel() for inputs in batch.passes)
+            assert tokens == sum(map(len, tokens_of(trainer, batch)))
         with trainer.running():
             steps.append(gradients(trainer, batch))
     (expected_loss, expected), (loss, found) = steps

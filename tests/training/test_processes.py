@@ -28,6 +28,8 @@ CASES = {
     "short_last_batch": SHORT,
     "short_last_batch_cached": SHORT | {"gradient_cache_chunk_size": 3},
     "accumulated": {"batch": 6, "gradient_accumulation_steps": 2},
+    "short_last_batch_accumulated": SHORT | {"gradient_accumulation_steps": 2},
+    "short_last_batch_accumulated_cached": SHORT | {"gradient_accumulation_steps": 3, "gradient_cache_chunk_size": 2},
     "bce": {"batch": 6, "loss": "bce"},
     "kl_cached": {
         "batch": 6,

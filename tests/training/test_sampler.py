@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from soft_trainer.errors import UserError
+from soft_trainer.options.fields import STRATEGIES
 from soft_trainer.training.sampler import EpochDataLoader, GlobalBatchSampler
 
 
@@ -50,18 +51,29 @@ def test_the_loader_passes_the_epoch_on():
     assert epochs[0] == epochs[2] == batches() and epochs[1] == batches(epoch=1)
 
 
-@pytest.mark.parametrize(
-    "rows, options, words",
-    [
-        (5, {}, "5 training rows do not fill one batch of 6.*dataloader_drop_last=False"),
-        (13, {"strategy": "one_language", "languages": ["ruby"] * 8 + ["go"] * 5},
-         "5 go training rows do not fill one batch of 6"),
-        (13, {"strategy": "one_language"}, "no column 'language'"),
-    ],
-)  # fmt: skip
-def test_what_gives_no_batches_is_refused(rows, options, words):
-    with pytest.raises(UserError, match=words):
-        GlobalBatchSampler(rows, 6, **options)
+FEW = {
+    "no_duplicates": {"text_ids": [np.arange(5)]},
+    "group_by_length": {"lengths": np.arange(5)},
+    "one_language": {"languages": ["go"] * 5},
+    "similar": {"similar": {"pairs": np.stack([np.arange(5)] * 2, axis=1), "neighbours": np.full((5, 1), -1)}},
+}
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_fewer_rows_than_a_batch_are_one_batch(strategy, drop_last):
+    (batch,) = batches(rows=5, strategy=strategy, drop_last=drop_last, **FEW.get(strategy, {}))
+    assert sorted(batch) == [0, 1, 2, 3, 4]
+
+
+def test_a_language_of_few_rows_is_one_batch():
+    found = batches(rows=13, strategy="one_language", languages=["ruby"] * 8 + ["go"] * 5)
+    assert sorted(map(len, found)) == [5, 6] and sorted(min(found, key=len)) == [8, 9, 10, 11, 12]
+
+
+def test_one_language_needs_the_column():
+    with pytest.raises(UserError, match="no column 'language'"):
+        GlobalBatchSampler(13, 6, strategy="one_language")
 
 
 @pytest.mark.parametrize("drop_last", [True, False])

@@ -10,6 +10,8 @@ import pytest
 import torch
 from datasets import Dataset
 from refusals import refused
+from safetensors.torch import load_file
+from trainings import check_weights
 from transformers import EarlyStoppingCallback, EvalPrediction
 from transformers.trainer_utils import denumpify_detensorize
 
@@ -17,6 +19,7 @@ from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer
 from soft_trainer.data import load, make_splits
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
+from soft_trainer.run.record import best_step
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1}
 
@@ -138,6 +141,37 @@ def test_compute_metrics_gets_ranks_top_codes_and_targets(train, dataset):
     assert metrics["eval_mrr"] == pytest.approx((1 / ranks).mean())
     assert len(seen) == 5 and trainer.state.best_metric is not None  # the first call tries the metric on three rows
     assert seen[0].label_ids.tolist() == [0, 1, 2]
+
+
+CHOSEN = [  # an evaluation a step, a checkpoint every two steps; the step of the best one
+    ([0.5, 0.8, 0.9, 0.85, 0.95, 0.7], True, 4),
+    ([0.9, 0.8, 0.7, 0.6, 0.5, 0.8], True, 2),
+    ([0.1, 0.5, 0.1, 0.4, 0.1, 0.3], False, 6),
+]
+
+
+@pytest.mark.parametrize(("values", "greater", "best"), CHOSEN)
+@pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_best_saved_checkpoint_is_kept_and_loaded(trainer_of, values, greater, best, resumed):
+    def made(steps):
+        arguments = {"compute_metrics": lambda _: {"quality": values[trainer.state.global_step - 1]}}
+        options = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "load_best_model_at_end": True}
+        options |= {"metric_for_best_model": "quality", "greater_is_better": greater, "max_steps": steps}
+        return trainer_of(arguments=arguments, **options, **EVALUATED)
+
+    if resumed:
+        trainer = made(4)
+        trainer.train()
+    trainer = made(6)
+    trainer.train("last" if resumed else None)
+    (kept,) = Path(trainer.args.output_dir).glob("checkpoint-*")
+    assert kept.name == f"checkpoint-{best}" and best_step(trainer) == best
+    check_weights(trainer.model.state_dict(), load_file(kept / "model.safetensors"))
+    assert trainer.state.best_metric == values[best - 1]
+    record = trainer.record()
+    if not resumed:  # otherwise, the earlier process has the other metrics of that step
+        assert record["results"]["eval"]["trained"]["quality"] == values[best - 1]
+    assert record["training"]["step of the saved weights"] == best
 
 
 SCALARS = {

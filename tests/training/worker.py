@@ -100,7 +100,7 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
     trainer = RecordingTrainer(
         model=encoder.model,
         args=(TrainingArguments if plain else SoftInfoNCETrainingArguments)(**options),
-        train_dataset=train,
+        train_dataset=rows,
         eval_dataset=rows.select(range(9)),
         codebase=rows.select(range(pool or len(rows))),
         processing_class=encoder.tokenizer,

@@ -57,7 +57,7 @@ def embed_chunks(database: sqlite3.Connection, encoder: TextEncoder, progress: b
         while group := list(islice(pending, size)):
             started = time.perf_counter()
             digests, texts, languages = zip(*group, strict=True)
-            rows = (state["scale"] * encoder.encode(texts, "code", languages)).astype("<f2")
+            rows = (state["scale"] * encoder.encode(texts, "chunk", languages)).astype("<f2")
             with transaction(database):
                 _insert(database, np.array(digests, "<i8"), rows)
             ended = time.perf_counter()
@@ -117,7 +117,7 @@ def start_encoding(database: sqlite3.Connection, name: str, truncate_dim: int | 
         with transaction(database):
             set_meta(database, "vectors", state)
         return
-    example = encoder.encode(["def example(): pass"], "code", ["python"])
+    example = encoder.encode(["def example(): pass"], "chunk", ["python"])
     # A power of two scales embeddings to about length one, because half precision ends at 65,504.
     length = float(np.linalg.norm(example))
     scale = 1.0
