@@ -16,7 +16,7 @@ from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import OF_A_RUN, parse
 from soft_trainer.shell.sources import check_sources
-from soft_trainer.terminal import exit_on_user_error, one_line_errors, print_on_main, quiet_libraries
+from soft_trainer.system.terminal import exit_on_user_error, one_line_errors, print_on_main, quiet_libraries
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -32,10 +32,11 @@ def check(model_args: ModelArguments, data_args: DataArguments, args: TrainingOp
 def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:
     """Loads the rows, trains an encoder on them, measures it before and after, and pushes it."""
     # Imported here, so that --help need not wait for them.
-    from soft_trainer import SoftInfoNCETrainer, distributed
+    from soft_trainer import SoftInfoNCETrainer
     from soft_trainer.hub.background import check_push
     from soft_trainer.options.resolve import check_options
     from soft_trainer.shell.opening import open_run, search_command
+    from soft_trainer.system import distributed
 
     args.report = True
     with one_line_errors():

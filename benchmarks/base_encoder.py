@@ -39,8 +39,8 @@ from torch.nn import functional as F
 
 from soft_trainer.encoders.static_numpy import token_weights
 from soft_trainer.mining.duplicates import minhash, near_duplicates
-from soft_trainer.packaged import VECTORS
 from soft_trainer.shares import PARTITIONS
+from soft_trainer.system.packaged import VECTORS
 
 PACKAGES = Path(__file__).with_name("base_packages.tsv")
 HELD_OUT = "held_out_packages.tsv"
@@ -541,7 +541,7 @@ def make(arguments: argparse.Namespace) -> None:
 
 def package(folder: Path) -> None:
     """Writes an encoder to the package, with int8 vectors and the card."""
-    from soft_trainer.packaged import INT8, PACKAGED, SCALES, STATIC_CODE, WEIGHTS
+    from soft_trainer.system.packaged import INT8, PACKAGED, SCALES, STATIC_CODE, WEIGHTS
 
     with tempfile.TemporaryDirectory() as scratch:
         aside = Path(scratch) / "base"

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from gpu_environment import one_gpu
 
-from soft_trainer.files import write_json
-from soft_trainer.terminal import table
+from soft_trainer.system.files import write_json
+from soft_trainer.system.terminal import table
 
 # Name -> limit in seconds, which allows three times what we expect. The groups have limits too.
 STEP = {"machine": 90, "step": 90, "loops": 100, "packed": 60, "waits": 60, "memory": 60}

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from soft_trainer.files import write_text
-from soft_trainer.terminal import table
+from soft_trainer.system.files import write_text
+from soft_trainer.system.terminal import table
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "gpu.md"

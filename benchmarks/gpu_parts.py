@@ -51,8 +51,8 @@ from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders import attention
 from soft_trainer.encoders.packing import PACKED
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.files import write_json
-from soft_trainer.packaged import BASE, located
+from soft_trainer.system.files import write_json
+from soft_trainer.system.packaged import BASE, located
 
 PEER = "sentence-transformers"
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
@@ -806,7 +806,7 @@ def launched(setting: Setting, number: int, spec: Mapping, shares: bool) -> dict
 
 def train_here(setting: Setting, spec: Mapping) -> None:
     """Trains in this process, perhaps one of several, and writes the result of the first one."""
-    from soft_trainer import distributed
+    from soft_trainer.system import distributed
 
     options = {
         "per_device_train_batch_size": spec["batch"],

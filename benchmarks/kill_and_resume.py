@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from soft_trainer.options.parse import as_argv
-from soft_trainer.terminal import table
+from soft_trainer.system.terminal import table
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 STEPS, ROWS = 30, 160

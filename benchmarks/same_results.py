@@ -29,8 +29,8 @@ from transformers import TrainingArguments
 
 import run_codesearch
 from soft_trainer import BM25Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder, load_rows
-from soft_trainer.files import write_json
 from soft_trainer.options.parse import as_argv
+from soft_trainer.system.files import write_json
 
 ROWS = 160
 SHARED = {

@@ -50,7 +50,7 @@ from transformers import Trainer
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.loading import load_encoder, load_tokenizer
-from soft_trainer.terminal import table
+from soft_trainer.system.terminal import table
 from soft_trainer.training.batches import Batch
 
 CLIP = 1.0  # Trainer's max_grad_norm

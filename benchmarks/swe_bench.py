@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.evaluation.significance import difference_text, paired_bootstrap
-from soft_trainer.files import read_json_lines, write_text
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.index.words import WORD
 from soft_trainer.source.names import is_test_path
-from soft_trainer.terminal import table
+from soft_trainer.system.files import read_json_lines, write_text
+from soft_trainer.system.terminal import table
 
 DEPTH = 200  # chunks, whose files are ranked
 ISSUE = "whole issue"

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from transformers import TrainingArguments
 
-from soft_trainer.option_spec import OptionSpec, described, option_specs
 from soft_trainer.options import training
 from soft_trainer.options.defaults import SCHEDULE
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import RANGES, REFUSED
+from soft_trainer.options.spec import OptionSpec, described, option_specs
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 STUB = Path(training.__file__).with_suffix(".pyi")

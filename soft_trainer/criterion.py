@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soft_trainer import choices, losses, weights as weightings
+from soft_trainer import losses, weights as weightings
 from soft_trainer.errors import UserError
-from soft_trainer.loss_options import LossOptions
-from soft_trainer.references import NamedFunction, import_reference
+from soft_trainer.options import choices
+from soft_trainer.options.loss_options import LossOptions
+from soft_trainer.options.references import NamedFunction, import_reference
 from soft_trainer.weights import cancel_above_ratio, cancel_top_k, smallest_batch
 
 # A loss or weighting, built in or a user's, is called with the arguments in its signature: tensors and settings.

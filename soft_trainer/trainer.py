@@ -29,7 +29,6 @@ from torch import Tensor
 from transformers import EvalPrediction, TrainingArguments
 from transformers.trainer_utils import denumpify_detensorize, speed_metrics
 
-from soft_trainer import distributed
 from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
@@ -42,6 +41,7 @@ from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, by_
 from soft_trainer.run import interruption, preflight
 from soft_trainer.run.setup import RunDetails, set_up
 from soft_trainer.run.trainer import RunTrainer
+from soft_trainer.system import distributed
 from soft_trainer.training.batches import Batch, TrainBatches
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.prepared_rows import prepared_rows, train_loader

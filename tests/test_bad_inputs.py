@@ -11,7 +11,7 @@ import pytest
 
 from soft_trainer.data.folders import SPLITS
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.files import write_rows
+from soft_trainer.system.files import write_rows
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 BASE = {

@@ -2,8 +2,8 @@ import inspect
 import pkgutil
 import re
 
-from soft_trainer import choices
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator
+from soft_trainer.options import choices
 
 
 def test_every_estimator_is_a_class_and_messages_list_those_that_find_neighbours():

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from trainings import check_weights
 
-from soft_trainer import distributed
+from soft_trainer.system import distributed
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "run_codesearch.py"

@@ -12,7 +12,8 @@ from scipy import sparse
 from transformers import PythonBackend
 
 from soft_trainer.encoders.adapters import add_lora
-from soft_trainer.fingerprints import (
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.system.fingerprints import (
     encoder_fingerprint,
     fingerprint,
     folder_fingerprint,
@@ -20,7 +21,6 @@ from soft_trainer.fingerprints import (
     source_fingerprint,
     tokenizer_fingerprint,
 )
-from soft_trainer.options.model import ModelArguments
 
 # ---- Values ----
 

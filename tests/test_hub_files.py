@@ -9,7 +9,7 @@ from refusals import refused
 
 from soft_trainer.data.layouts.codesearchnet import load_hub
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.hub_files import repository_file
+from soft_trainer.hub.files import repository_file
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from soft_trainer import choices, losses
+from soft_trainer import losses
+from soft_trainer.options import choices
 from soft_trainer.weights import negative_weights
 
 ORACLE = json.loads((Path(__file__).parent / "oracle_losses.json").read_text())["cases"]

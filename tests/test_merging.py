@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from soft_trainer.merging import interpolate
+from soft_trainer.run.merging import interpolate
 
 
 def test_floating_point_weights_are_interpolated_and_the_rest_is_from_after_training():

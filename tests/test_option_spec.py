@@ -4,10 +4,10 @@ import pytest
 from refusals import refused
 
 from soft_trainer import SoftInfoNCETrainingArguments
-from soft_trainer.option_spec import option_specs, references
 from soft_trainer.options.fields import DataArguments, SoftInfoNCEOptions, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import resolve
+from soft_trainer.options.spec import option_specs, references
 
 
 def test_references_are_in_parts_only_if_the_option_takes_several():

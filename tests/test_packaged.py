@@ -8,9 +8,10 @@ from datasets import Dataset
 from refusals import refused
 from safetensors.numpy import load_file
 
-from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder, packaged
-from soft_trainer.hub_files import lasting_name, published_name
-from soft_trainer.packaged import BASE, INT8, PACKAGED, SCALES, VECTORS, WEIGHTS, common_words, located
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
+from soft_trainer.hub.files import lasting_name, published_name
+from soft_trainer.system import packaged
+from soft_trainer.system.packaged import BASE, INT8, PACKAGED, SCALES, VECTORS, WEIGHTS, common_words, located
 
 TEXTS = ["sort a list", "def quickSort(xs):\n    return sorted(xs)", "remove_file_if_exists", "()"]
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from datasets import Dataset, load_from_disk
 
-from soft_trainer import fingerprints
 from soft_trainer.data import array_cache, tokens
 from soft_trainer.data.layouts import tables
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import scratch
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.neighbours import Excluded
-from soft_trainer.fingerprints import rows_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.shell import rows as shell_rows
+from soft_trainer.system import fingerprints
+from soft_trainer.system.fingerprints import rows_fingerprint
 
 CODE = [
     (

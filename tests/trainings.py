@@ -8,8 +8,8 @@ import torch
 from soft_trainer import BM25Estimator
 from soft_trainer.encoders.encoding import encode, pad, score
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.fingerprints import plain_settings
 from soft_trainer.run.reporting import warnings_of
+from soft_trainer.system.fingerprints import plain_settings
 
 OWN = {"negatives_per_query": 2, "negative_ratio": 10.0}
 

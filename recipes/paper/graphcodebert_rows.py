@@ -17,9 +17,9 @@ from datasets import Dataset, Features, Value
 
 from soft_trainer import dataflow, load_rows
 from soft_trainer.data.languages import CODESEARCHNET_LANGUAGES
-from soft_trainer.files import write_rows
 from soft_trainer.mining.rules import DOCUMENT_RULES, first_broken
-from soft_trainer.terminal import table
+from soft_trainer.system.files import write_rows
+from soft_trainer.system.terminal import table
 
 RULES = ("unparseable", *DOCUMENT_RULES)
 PROCESSES = os.cpu_count()

@@ -16,7 +16,7 @@ from types import ModuleType
 
 import soft_trainer
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import exit_on_user_error, nearest, quiet_libraries
+from soft_trainer.system.terminal import exit_on_user_error, nearest, quiet_libraries
 
 # Each command is a module of the same name in this folder, with `add_arguments(parser)` and `run(arguments)`. Its
 # docstring is the command's description. `run` returns the exit code, or None for 0. The options of `train` and

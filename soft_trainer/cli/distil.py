@@ -13,7 +13,7 @@ import argparse
 
 from soft_trainer.cli.shared_options import add_overwrite
 from soft_trainer.encoders.static_numpy import default_static_folder
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.terminal import print_on_main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import check_writable
-from soft_trainer.option_spec import check_values, option, unset
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import OF_A_RUN
+from soft_trainer.options.spec import check_values, option, unset
 from soft_trainer.shell.sources import check_sources
-from soft_trainer.terminal import one_line_errors, print_on_main
+from soft_trainer.system.files import check_writable
+from soft_trainer.system.terminal import one_line_errors, print_on_main
 
 ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "training")
 
@@ -82,13 +82,14 @@ def run(
         writes = args.output_dir is not None
         args.output_dir = args.output_dir or temporary
         # Imported here, so that --help does not wait for torch.
-        from soft_trainer import SoftInfoNCETrainer, distributed
+        from soft_trainer import SoftInfoNCETrainer
         from soft_trainer.encoders.loading import profile_warnings
         from soft_trainer.evaluation.ranked_queries import LABELS
         from soft_trainer.evaluation.results import metrics_table
         from soft_trainer.run.record import write_run
         from soft_trainer.run.reporting import print_examples
         from soft_trainer.shell.opening import open_run
+        from soft_trainer.system import distributed
 
         distributed.use_the_cores()
         encoder, rows = open_run(model_args, data_args, args)

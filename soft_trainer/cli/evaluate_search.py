@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import check_writable, write_text
+from soft_trainer.system.files import check_writable, write_text
 
 _MAX_QUERIES = 200
 # Options that have no effect without another option.

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     # Imported here, so that --help stays fast.
     from soft_trainer.cli.search import safe
     from soft_trainer.search import CodeIndex
-    from soft_trainer.terminal import print_on_main
+    from soft_trainer.system.terminal import print_on_main
 
     started = time.perf_counter()
     arguments.folder = source_folder(arguments.folder)

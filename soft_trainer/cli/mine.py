@@ -11,10 +11,10 @@ import argparse
 import sys
 
 from soft_trainer.cli.shared_options import add_overwrite
-from soft_trainer.files import ROW_FILES, check_free
 from soft_trainer.mining.tree import PAIR_RULES, mine_to, mining_table, tree_language
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import source_folder
+from soft_trainer.system.files import ROW_FILES, check_free
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

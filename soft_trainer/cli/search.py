@@ -31,7 +31,7 @@ from soft_trainer.search.ranking.results import (
     weak_notices,
 )
 from soft_trainer.source.source_files import source_folder
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.terminal import print_on_main
 
 if TYPE_CHECKING:
     from soft_trainer.search.code_index import CodeIndex

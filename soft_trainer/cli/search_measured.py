@@ -14,7 +14,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.measuring import judged
 from soft_trainer.source.source_files import source_folder
-from soft_trainer.terminal import print_on_main, table
+from soft_trainer.system.terminal import print_on_main, table
 
 
 @contextmanager

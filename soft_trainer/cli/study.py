@@ -12,7 +12,7 @@ import dataclasses
 import sys
 
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import nearest
+from soft_trainer.system.terminal import nearest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

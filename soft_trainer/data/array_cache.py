@@ -13,8 +13,8 @@ import numpy as np
 from datasets import Dataset, concatenate_datasets
 from huggingface_hub.constants import HF_HOME
 
-from soft_trainer.files import written_aside
-from soft_trainer.fingerprints import fingerprint, keep_files, kept_files, rows_fingerprint
+from soft_trainer.system.files import written_aside
+from soft_trainer.system.fingerprints import fingerprint, keep_files, kept_files, rows_fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +109,7 @@ def cached_rows(folder: str | Path | None, key: str, dtype: np.dtype, build: Cal
     if folder is None:
         return build().cpu().numpy().astype(dtype)
     path = _path(folder, key, "rows")
-    from soft_trainer import distributed  # imports torch, which would delay errors about rows by seconds
+    from soft_trainer.system import distributed  # imports torch, which would delay errors about rows by seconds
 
     writes = distributed.is_local_main()
     if distributed.any_process(writes and load_arrays(folder, key) is None):

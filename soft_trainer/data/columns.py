@@ -34,7 +34,7 @@ from soft_trainer.data.column_names import (
 )
 from soft_trainer.data.folders import SIDES_OF
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import nearest, print_on_main, shortened
+from soft_trainer.system.terminal import nearest, print_on_main, shortened
 
 RECOGNISED = tuple(dict.fromkeys((*QUERY_COLUMNS, *CODES, *chain.from_iterable(PAIRS), *NEGATIVE_NAMES)))
 # Words in the names of columns that people expect to be read. FlagEmbedding reads an instruction from `prompt`.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import uncompressed_name
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.files import uncompressed_name
+from soft_trainer.system.terminal import print_on_main
 
 SPLITS = ("train", "valid", "test", "codebase")
 SIDES_OF = {"train": ("query", "code"), "valid": ("query",), "test": ("query",), "codebase": ("code",)}

@@ -19,7 +19,7 @@ from soft_trainer.data.folders import SPLIT_NAMES, SPLITS
 from soft_trainer.data.split import Judgments, Split
 from soft_trainer.errors import UserError
 from soft_trainer.shares import HELD_OUT_SHARE, assign_splits
-from soft_trainer.terminal import print_on_main, table
+from soft_trainer.system.terminal import print_on_main, table
 
 DIVIDED = SPLITS[:3]  # train, valid and test
 PARTITION = "partition"  # CodeSearchNet's column with the split of a row

@@ -12,7 +12,7 @@ import numpy as np
 from soft_trainer.dataflow.rules import DATA_FLOW_RULES
 from soft_trainer.errors import UserError
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES, LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
-from soft_trainer.terminal import nearest
+from soft_trainer.system.terminal import nearest
 
 if TYPE_CHECKING:  # slow to import, and not needed to check names
     from datasets import Dataset

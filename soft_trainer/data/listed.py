@@ -15,7 +15,7 @@ from soft_trainer.data.array_cache import flat
 from soft_trainer.data.column_names import CODES, POSITIVES, is_list_text
 from soft_trainer.data.columns import Columns, known_columns, row_texts
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main, shortened
+from soft_trainer.system.terminal import print_on_main, shortened
 
 URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # such a value is an id, not the text of a function
 

@@ -28,8 +28,8 @@ from soft_trainer.data.plain_columns import (
 from soft_trainer.data.row_checks import check_split
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
-from soft_trainer.fingerprints import file_fingerprint
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.fingerprints import file_fingerprint
+from soft_trainer.system.terminal import print_on_main
 
 TRANSFORMED_AT_ONCE = 1000  # rows
 EVERYTHING = Context()

@@ -29,7 +29,7 @@ from soft_trainer.data.plain_columns import concatenated
 from soft_trainer.data.row_checks import check_split
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.terminal import print_on_main
 
 
 class Context(NamedTuple):

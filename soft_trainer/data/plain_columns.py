@@ -16,8 +16,8 @@ from datasets.arrow_writer import ArrowWriter
 from soft_trainer.data.array_cache import no_bar_for_few
 from soft_trainer.data.column_names import LABELS
 from soft_trainer.errors import UserError
-from soft_trainer.files import written_aside
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.files import written_aside
+from soft_trainer.system.terminal import print_on_main
 
 AT_ONCE = 10_000  # rows; an Arrow column of strings with 32-bit offsets holds at most 2 GiB
 TEXT_LIKE = (uuid.UUID, PurePath, pd.Period, pd.Interval)  # the text of such a value identifies it

@@ -21,7 +21,7 @@ from scipy import sparse
 from soft_trainer.data.array_cache import flat
 from soft_trainer.data.column_names import CODE_COLUMNS, OWN_ID, QUERY_COLUMNS
 from soft_trainer.data.listed import Listed
-from soft_trainer.fingerprints import fingerprint, rows_fingerprint
+from soft_trainer.system.fingerprints import fingerprint, rows_fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from soft_trainer.data.folders import SPLITS
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, tokenized
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.terminal import table
+from soft_trainer.system.terminal import table
 
 PAPER_ROWS = {  # Table 6
     "ruby": (24_927, 1_400, 1_261, 4_360),

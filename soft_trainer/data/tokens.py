@@ -16,7 +16,7 @@ from soft_trainer.data.columns import arrow_texts, check_language_column, row_te
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.fingerprints import fingerprint, rows_fingerprint, tokenizer_fingerprint
+from soft_trainer.system.fingerprints import fingerprint, rows_fingerprint, tokenizer_fingerprint
 
 SIDES = ("query", "code")
 TOKENS = Features({"ids": List(Value("int32")), "length": Value("int32"), "text": Value("uint64")})

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from soft_trainer.errors import UserError, extra_needed
-from soft_trainer.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from soft_trainer.hub_files import lasting_name, reading, repository_file
+from soft_trainer.hub.files import lasting_name, reading, repository_file
+from soft_trainer.system.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 PREFIX = "base_model.model."  # peft puts it before the name of every weight in a file
 MAGNITUDE = "lora_magnitude_vector"

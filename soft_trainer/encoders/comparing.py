@@ -12,8 +12,8 @@ from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.encoders.profiles import IGNORE_FILES, is_inferred_from_modules
 from soft_trainer.encoders.static_numpy import NO_LENGTH
 from soft_trainer.errors import UserError
-from soft_trainer.hub_files import reading
-from soft_trainer.packaged import located
+from soft_trainer.hub.files import reading
+from soft_trainer.system.packaged import located
 
 LARGEST_COMPARED = 1_000_000_000  # parameters; a larger model would take minutes on a CPU
 LONGEST = 256  # tokens

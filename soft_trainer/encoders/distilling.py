@@ -11,10 +11,10 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.static_torch import count_words, distilled
 from soft_trainer.errors import UserError
-from soft_trainer.files import ENCODER_FILES, RECORD, check_free, check_writable
-from soft_trainer.hub_files import lasting_name
-from soft_trainer.packaged import common_words
+from soft_trainer.hub.files import lasting_name
 from soft_trainer.source.source_files import SKIPPED_FOLDERS
+from soft_trainer.system.files import ENCODER_FILES, RECORD, check_free, check_writable
+from soft_trainer.system.packaged import common_words
 
 SNIFFED = 8192  # bytes at the start of a file; a zero byte among them marks a binary file
 

@@ -16,7 +16,6 @@ import xxhash
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from soft_trainer import distributed
 from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 from soft_trainer.encoders.attention import running
@@ -25,8 +24,9 @@ from soft_trainer.encoders.packing import PACKED, Passes, encode_packed, pack, t
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.fingerprints import encoder_fingerprint
-from soft_trainer.terminal import progress_bar
+from soft_trainer.system import distributed
+from soft_trainer.system.fingerprints import encoder_fingerprint
+from soft_trainer.system.terminal import progress_bar
 
 if TYPE_CHECKING:  # slow to import, and not needed for token ids
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -18,7 +18,7 @@ from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static_numpy import NO_LENGTH
 from soft_trainer.encoders.static_torch import StaticConfig
-from soft_trainer.files import (
+from soft_trainer.system.files import (
     MERGED_ADAPTER,
     ONNX_FILES,
     SETTINGS_FILE,
@@ -27,7 +27,7 @@ from soft_trainer.files import (
     use_umask,
     write_json,
 )
-from soft_trainer.packaged import STATIC_CODE
+from soft_trainer.system.packaged import STATIC_CODE
 
 
 def export_encoder(

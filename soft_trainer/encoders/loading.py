@@ -17,7 +17,6 @@ from transformers import AutoModelForTextEncoding, PretrainedConfig, PreTrainedM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
-from soft_trainer import distributed, hub_files
 from soft_trainer.encoders import profiles
 from soft_trainer.encoders.adapters import (
     has_adapter,
@@ -32,8 +31,10 @@ from soft_trainer.encoders.onnx import check_dimensions
 from soft_trainer.encoders.profiles import EncoderProfile, check_encodes, check_lengths, resolve_profile
 from soft_trainer.encoders.static_torch import StaticConfig
 from soft_trainer.errors import UserError
-from soft_trainer.hub_files import reading
-from soft_trainer.packaged import located
+from soft_trainer.hub import files as hub_files
+from soft_trainer.hub.files import reading
+from soft_trainer.system import distributed
+from soft_trainer.system.packaged import located
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json
+from soft_trainer.system.files import read_json
 
 if TYPE_CHECKING:
     pass

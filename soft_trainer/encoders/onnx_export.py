@@ -22,7 +22,7 @@ from soft_trainer.encoders.onnx import (
 )
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.errors import UserError
-from soft_trainer.files import write_json
+from soft_trainer.system.files import write_json
 
 if TYPE_CHECKING:  # slow to import
     from soft_trainer.encoders.encoding import Encoder

@@ -13,9 +13,9 @@ from pathlib import Path
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.static_numpy import NO_LENGTH
 from soft_trainer.errors import UserError
-from soft_trainer.files import PROFILE_FILE, SETTINGS_FILE, read_json, write_json
-from soft_trainer.hub_files import base_of, published_name, reading, repository_file
-from soft_trainer.terminal import nearest
+from soft_trainer.hub.files import base_of, published_name, reading, repository_file
+from soft_trainer.system.files import PROFILE_FILE, SETTINGS_FILE, read_json, write_json
+from soft_trainer.system.terminal import nearest
 
 logger = logging.getLogger(__name__)
 SCORE_FUNCTIONS = ("dot", "cosine")

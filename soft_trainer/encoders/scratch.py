@@ -17,8 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, RobertaConfig
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static_torch import WORD_BORDER, static_model
 from soft_trainer.errors import UserError
-from soft_trainer.files import write_text
-from soft_trainer.fingerprints import fingerprint, keep_files, kept_files
+from soft_trainer.system.files import write_text
+from soft_trainer.system.fingerprints import fingerprint, keep_files, kept_files
 
 SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 TOKENIZERS = Path(HF_HOME) / "soft_trainer" / "tokenizers"

@@ -14,9 +14,9 @@ import numpy as np
 
 from soft_trainer.encoders.onnx import TOKENIZER, check_dimensions, normalized
 from soft_trainer.errors import UserError
-from soft_trainer.files import PROFILE_FILE, SETTINGS_FILE, cache_dir, read_json
-from soft_trainer.fingerprints import file_fingerprint, fingerprint
-from soft_trainer.packaged import VECTORS, WEIGHTS
+from soft_trainer.system.files import PROFILE_FILE, SETTINGS_FILE, cache_dir, read_json
+from soft_trainer.system.fingerprints import file_fingerprint, fingerprint
+from soft_trainer.system.packaged import VECTORS, WEIGHTS
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

@@ -16,10 +16,10 @@ import numpy as np
 from soft_trainer.encoders.onnx import SETTINGS, OnnxEncoder, has_onnxruntime
 from soft_trainer.encoders.static_numpy import StaticEncoder, is_static_folder
 from soft_trainer.errors import UserError
-from soft_trainer.files import ADAPTER_CONFIG, cache_dir
-from soft_trainer.fingerprints import encoder_file_hashes, fingerprint
-from soft_trainer.packaged import located
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.files import ADAPTER_CONFIG, cache_dir
+from soft_trainer.system.fingerprints import encoder_file_hashes, fingerprint
+from soft_trainer.system.packaged import located
+from soft_trainer.system.terminal import print_on_main
 
 FORMAT = 4  # of exports in the cache
 

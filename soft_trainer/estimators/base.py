@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soft_trainer.choices import COMPARE_CODES
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.neighbours import Excluded, Neighbours
+from soft_trainer.options.choices import COMPARE_CODES
 
 Rows = Sequence[int] | np.ndarray | Tensor
 

@@ -12,7 +12,7 @@ from soft_trainer.criterion import Targets
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import where_float64_exists
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.terminal import print_on_main
 
 
 class EstimatorCallback(TrainerCallback):

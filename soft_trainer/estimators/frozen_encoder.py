@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soft_trainer import distributed
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import token_column
@@ -22,8 +21,9 @@ from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, NeighbourEstimator, Rows, as_array, check_fitted
 from soft_trainer.estimators.neighbours import Excluded, Neighbours, cached_neighbours, nearest_rows
-from soft_trainer.fingerprints import fingerprint
-from soft_trainer.hub_files import split_revision
+from soft_trainer.hub.files import split_revision
+from soft_trainer.system import distributed
+from soft_trainer.system.fingerprints import fingerprint
 
 
 def frozen_precision(device: torch.device) -> str:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from soft_trainer import distributed
 from soft_trainer.data.array_cache import load_arrays, store_arrays
 from soft_trainer.data.split import RelevantCodes
 from soft_trainer.errors import UserError, extra_needed
-from soft_trainer.fingerprints import fingerprint
-from soft_trainer.terminal import print_on_main, progress_bar
+from soft_trainer.system import distributed
+from soft_trainer.system.fingerprints import fingerprint
+from soft_trainer.system.terminal import print_on_main, progress_bar
 
 EXACT_ROWS = 50_000  # up to this many functions, every query is compared with every function
 SMALLEST_INDEX = 1000  # with fewer functions, no index is built

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Sequence
 
-from soft_trainer.choices import ESTIMATORS, EstimatorChoice
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.scores import CrossEncoderEstimator
-from soft_trainer.hub_files import split_revision
+from soft_trainer.hub.files import split_revision
+from soft_trainer.options.choices import ESTIMATORS, EstimatorChoice
 from soft_trainer.options.defaults import train_without_teacher
 from soft_trainer.options.fields import EstimatorOptions
+from soft_trainer.options.references import import_reference
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.references import import_reference
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.terminal import print_on_main
 
 
 def choose_estimator(

@@ -10,7 +10,6 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer import distributed
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
 from soft_trainer.data.columns import text_ids
 from soft_trainer.data.split import Split
@@ -18,9 +17,10 @@ from soft_trainer.data.tokens import encoder_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array, check_fitted
-from soft_trainer.fingerprints import fingerprint, model_fingerprint, tokenizer_fingerprint
-from soft_trainer.hub_files import reading, split_revision
-from soft_trainer.terminal import print_on_main, progress_bar
+from soft_trainer.hub.files import reading, split_revision
+from soft_trainer.system import distributed
+from soft_trainer.system.fingerprints import fingerprint, model_fingerprint, tokenizer_fingerprint
+from soft_trainer.system.terminal import print_on_main, progress_bar
 
 BATCHES_AT_ONCE = 16  # batches of a cross-encoder between two updates of the progress bar
 

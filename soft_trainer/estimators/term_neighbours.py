@@ -7,9 +7,9 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer import distributed
 from soft_trainer.estimators.neighbours import Excluded, Neighbours, blocks, exact_neighbours, recall_of, threads
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system import distributed
+from soft_trainer.system.terminal import print_on_main
 
 EXACT_ROWS = 1 << 17  # up to this many documents, every query is compared with all of them
 COMMON = 0.1  # a term in a larger fraction of the documents is multiplied as a dense column

@@ -10,12 +10,12 @@ from scipy import sparse
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from soft_trainer import distributed
 from soft_trainer.data.term_counts import as_arrow, bm25_weights, count_terms, split_identifiers
 from soft_trainer.encoders.encoding import where_float64_exists
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.neighbours import threads
 from soft_trainer.evaluation.ranking import Corpus, Ranking, rank_scores, without
+from soft_trainer.system import distributed
 
 _BLOCK = 64  # queries in a block
 _SCORES = 2**26  # scores in memory at once

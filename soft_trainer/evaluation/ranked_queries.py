@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from soft_trainer.errors import UserError
-from soft_trainer.fingerprints import encoder_files_fingerprint
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.fingerprints import encoder_files_fingerprint
+from soft_trainer.system.terminal import print_on_main
 
 # The titles of what is ranked.
 LABELS = {

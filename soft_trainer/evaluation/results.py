@@ -27,9 +27,9 @@ from soft_trainer.evaluation.retrieval import (
     best_answers,
     shorter_titles,
 )
-from soft_trainer.files import written_aside
-from soft_trainer.fingerprints import encoder_files_fingerprint, fingerprint
-from soft_trainer.terminal import shortened, table
+from soft_trainer.system.files import written_aside
+from soft_trainer.system.fingerprints import encoder_files_fingerprint, fingerprint
+from soft_trainer.system.terminal import shortened, table
 
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
 CHANGE = "mrr_change"  # from before to after training

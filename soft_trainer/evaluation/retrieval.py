@@ -14,15 +14,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from soft_trainer import distributed
 from soft_trainer.data.column_names import OWN_ID, TEXT_ID
 from soft_trainer.data.split import Judgments, Split
 from soft_trainer.encoders.encoding import comparable, shorten
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
-from soft_trainer.files import written_aside
-from soft_trainer.fingerprints import rows_fingerprint
+from soft_trainer.system import distributed
+from soft_trainer.system.files import written_aside
+from soft_trainer.system.fingerprints import rows_fingerprint
 
 TAG = "soft_trainer"  # the name of the system, the last field of a line in a run file
 CUT = 10  # the ranks that count for nDCG

@@ -11,9 +11,9 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 
-from soft_trainer import distributed
 from soft_trainer.errors import UserError
 from soft_trainer.hub.push import Repository, reason
+from soft_trainer.system import distributed
 
 logger = logging.get_logger(__name__)
 

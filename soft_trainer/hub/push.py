@@ -17,7 +17,8 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import (
+from soft_trainer.hub.files import public_name, published_name
+from soft_trainer.system.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     CARD,
@@ -35,8 +36,7 @@ from soft_trainer.files import (
     signed,
     write_text,
 )
-from soft_trainer.fingerprints import model_code
-from soft_trainer.hub_files import public_name, published_name
+from soft_trainer.system.fingerprints import model_code
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soft_trainer import fingerprints
 from soft_trainer.errors import UserError
-from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
 from soft_trainer.mining.packages import package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
@@ -34,7 +32,9 @@ from soft_trainer.source.languages import LANGUAGE_OF_ENDING, PREPROCESSED, SOUR
 from soft_trainer.source.names import is_test_path
 from soft_trainer.source.repositories import is_linked_worktree
 from soft_trainer.source.source_files import SKIPPED_FOLDERS, decoded, read_text
-from soft_trainer.terminal import progress_bar, table
+from soft_trainer.system import fingerprints
+from soft_trainer.system.files import check_writable, write_rows
+from soft_trainer.system.terminal import progress_bar, table
 
 PAIR_RULES = (*CODE_RULES, *DOCUMENT_RULES)
 # The outcomes of a file of which nothing is mined, or whose syntax errors may hide functions.

@@ -12,18 +12,18 @@ from contextlib import suppress
 
 from accelerate.state import AcceleratorState
 
-from soft_trainer.choices import ESTIMATORS, WEIGHTINGS
 from soft_trainer.criterion import Criterion
 from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, is_cross_encoder
 from soft_trainer.errors import UserError
-from soft_trainer.hub_files import published_name, repository_file, split_revision
-from soft_trainer.loss_options import TEACHER_WEIGHT
-from soft_trainer.option_spec import option_specs
+from soft_trainer.hub.files import published_name, repository_file, split_revision
+from soft_trainer.options.choices import ESTIMATORS, WEIGHTINGS
+from soft_trainer.options.loss_options import TEACHER_WEIGHT
+from soft_trainer.options.references import import_reference
+from soft_trainer.options.spec import option_specs
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.packaged import BASE
-from soft_trainer.references import import_reference
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.packaged import BASE
+from soft_trainer.system.terminal import print_on_main
 
 LORA_RATE = 1e-4
 SCHEDULE = ("learning_rate", "num_train_epochs", "warmup_steps", "per_device_train_batch_size", "dataloader_drop_last")

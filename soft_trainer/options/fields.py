@@ -10,10 +10,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from soft_trainer.choices import ESTIMATORS, WITHOUT_ESTIMATOR
 from soft_trainer.errors import UserError
-from soft_trainer.loss_options import TEACHER_WEIGHT, LossOptions
-from soft_trainer.option_spec import check_values, documented, option, unset
+from soft_trainer.options.choices import ESTIMATORS, WITHOUT_ESTIMATOR
+from soft_trainer.options.loss_options import TEACHER_WEIGHT, LossOptions
+from soft_trainer.options.spec import check_values, documented, option, unset
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 
 CODESEARCHNET = "code-search-net/code_search_net"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from soft_trainer.encoders.pooling import POOLINGS
 from soft_trainer.encoders.profiles import DTYPES, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
-from soft_trainer.option_spec import check_values, documented, option, unset
+from soft_trainer.options.spec import check_values, documented, option, unset
 
 
 def of_profile(help: str, **declared):

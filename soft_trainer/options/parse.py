@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from soft_trainer.errors import UserError
-from soft_trainer.option_spec import check_values, option_specs
 from soft_trainer.options.fields import PARTS, STEPS, DataArguments, TrainingOptions, check_steps
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import read_recipe, recipe_path
-from soft_trainer.terminal import nearest, one_line_errors
+from soft_trainer.options.spec import check_values, option_specs
+from soft_trainer.system.terminal import nearest, one_line_errors
 
 
 def parse(

@@ -6,15 +6,15 @@ from dataclasses import dataclass, fields
 
 from transformers import SchedulerType, TrainingArguments
 
-from soft_trainer.choices import COMPARE_CODES
 from soft_trainer.criterion import Criterion
 from soft_trainer.encoders.encoding import parse_dims
 from soft_trainer.errors import UserError
-from soft_trainer.files import check_writable
-from soft_trainer.loss_options import LossOptions
-from soft_trainer.option_spec import OptionSpec, check_values, option_specs
+from soft_trainer.options.choices import COMPARE_CODES
 from soft_trainer.options.fields import SoftInfoNCEOptions, TrainingOptions, check_steps
-from soft_trainer.references import name_functions
+from soft_trainer.options.loss_options import LossOptions
+from soft_trainer.options.references import name_functions
+from soft_trainer.options.spec import OptionSpec, check_values, option_specs
+from soft_trainer.system.files import check_writable
 
 # Options that cannot be turned on, each with the reason.
 REFUSED = {

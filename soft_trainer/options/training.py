@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from transformers import TrainingArguments
 
-from soft_trainer import distributed
 from soft_trainer.errors import UserError
-from soft_trainer.option_spec import check_values, documented
 from soft_trainer.options.fields import PARTS, TrainingOptions
-from soft_trainer.references import name_functions
+from soft_trainer.options.references import name_functions
+from soft_trainer.options.spec import check_values, documented
+from soft_trainer.system import distributed
 
 # The options of `transformers` that do not affect results, except through metrics that choose the checkpoint or the
 # learning rate. All others count in a run fingerprint. The package's options declare whether they affect results

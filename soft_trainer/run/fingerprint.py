@@ -27,7 +27,12 @@ from soft_trainer.criterion import Criterion
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.fingerprints import (
+from soft_trainer.hub.files import public_name, saved_adapter
+from soft_trainer.options.defaults import defaults_of
+from soft_trainer.options.parse import OF_A_RUN
+from soft_trainer.options.spec import Reference, option_specs, references
+from soft_trainer.options.training import AFFECT_NOTHING, SoftInfoNCETrainingArguments
+from soft_trainer.system.fingerprints import (
     HASH,
     UNREAD_PROFILE,
     adapter_configuration,
@@ -39,12 +44,7 @@ from soft_trainer.fingerprints import (
     source_fingerprint,
     tokenizer_fingerprint,
 )
-from soft_trainer.hub_files import public_name, saved_adapter
-from soft_trainer.option_spec import Reference, option_specs, references
-from soft_trainer.options.defaults import defaults_of
-from soft_trainer.options.parse import OF_A_RUN
-from soft_trainer.options.training import AFFECT_NOTHING, SoftInfoNCETrainingArguments
-from soft_trainer.packaged import located
+from soft_trainer.system.packaged import located
 
 FORMAT = 7  # increases when checkpoints or the way batches are drawn become incompatible
 TRAINING_ROWS = "the training rows"

@@ -23,9 +23,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
-from soft_trainer import distributed
 from soft_trainer.errors import UserError
-from soft_trainer.files import (
+from soft_trainer.run.fingerprint import change_of_length, changes
+from soft_trainer.system import distributed
+from soft_trainer.system.files import (
     CHECKPOINTS,
     DEPENDS_ON,
     RECORD,
@@ -42,9 +43,8 @@ from soft_trainer.files import (
     reporting_disk_errors,
     write_json,
 )
-from soft_trainer.fingerprints import plain_settings
-from soft_trainer.run.fingerprint import change_of_length, changes
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.fingerprints import plain_settings
+from soft_trainer.system.terminal import print_on_main
 
 MARKER = "complete.json"
 NEW, STOPPED, DONE, OTHER = "new", "stopped", "done", "other"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 import torch
 from transformers import TrainerCallback
 
-from soft_trainer import distributed
 from soft_trainer.errors import UserError
 from soft_trainer.run.folder import best_checkpoint, has_finite_weights, newest_complete
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system import distributed
+from soft_trainer.system.terminal import print_on_main
 
 ROLLING_SECONDS = 600  # between two checkpoints of a run from the command line
 # Ctrl-C, what a scheduler sends, and what SLURM sends before its time limit (`#SBATCH --signal`).

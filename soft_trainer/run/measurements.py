@@ -10,7 +10,6 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 
-from soft_trainer import distributed
 from soft_trainer.data.columns import row_texts, text_column
 from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics, statistics_table
@@ -20,12 +19,13 @@ from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import retrieval_metrics
 from soft_trainer.evaluation.results import change_of_mrr
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_corpus, by_query, means
-from soft_trainer.files import PROFILE_FILE, TRAINING_PICTURE
-from soft_trainer.model_card import write_model_card
 from soft_trainer.options.fields import CODESEARCHNET
+from soft_trainer.run.model_card import write_model_card
 from soft_trainer.run.record import training_numbers, write_run
 from soft_trainer.run.reporting import print_results
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system import distributed
+from soft_trainer.system.files import PROFILE_FILE, TRAINING_PICTURE
+from soft_trainer.system.terminal import print_on_main
 
 
 class Measurements(TrainerCallback):

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import PROFILE_FILE, UNMERGED
-from soft_trainer.merging import merge, weights_to_merge
+from soft_trainer.run.merging import merge, weights_to_merge
+from soft_trainer.system.files import PROFILE_FILE, UNMERGED
 
 
 class MergeCallback(TrainerCallback):

@@ -8,9 +8,9 @@ from pathlib import Path
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from soft_trainer.files import read_json
 from soft_trainer.run.folder import MARKER
 from soft_trainer.run.interruption import Stopping
+from soft_trainer.system.files import read_json
 from soft_trainer.training.prepared_rows import PreparedRows
 
 

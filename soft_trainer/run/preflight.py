@@ -11,8 +11,6 @@ from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import number_of_arguments
 
-from soft_trainer import distributed
-from soft_trainer.choices import FIND_NEIGHBOURS
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.comparing import LARGEST_COMPARED
@@ -23,12 +21,14 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import MAP, NDCG, shorter_metric
-from soft_trainer.option_spec import option_specs
+from soft_trainer.options.choices import FIND_NEIGHBOURS
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import Plan, check_codes, resolve
+from soft_trainer.options.spec import option_specs
 from soft_trainer.run.starting import StartingEncoder, starting_encoder
 from soft_trainer.source.extra import needed
-from soft_trainer.terminal import nearest, print_on_main
+from soft_trainer.system import distributed
+from soft_trainer.system.terminal import nearest, print_on_main
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of

@@ -15,15 +15,15 @@ from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.evaluation.results import save_ranks
-from soft_trainer.files import DEPENDS_ON, RECORD_FORMAT, ranks_file, write_results
-from soft_trainer.fingerprints import environment, plain_settings
-from soft_trainer.hub_files import public_name
-from soft_trainer.model_card import license_of
-from soft_trainer.option_spec import changed_options, references
+from soft_trainer.hub.files import public_name
 from soft_trainer.options.defaults import estimator_name
 from soft_trainer.options.parse import OF_A_RUN
+from soft_trainer.options.spec import changed_options, references
 from soft_trainer.run.fingerprint import affects_results, option_values
 from soft_trainer.run.folder import best_checkpoint
+from soft_trainer.run.model_card import license_of
+from soft_trainer.system.files import DEPENDS_ON, RECORD_FORMAT, ranks_file, write_results
+from soft_trainer.system.fingerprints import environment, plain_settings
 from soft_trainer.training.negatives import negatives_to_draw
 
 

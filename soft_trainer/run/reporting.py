@@ -15,9 +15,9 @@ from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static_numpy import is_static_config
 from soft_trainer.evaluation.results import CHANGE, MARGIN, examples, metrics_table
-from soft_trainer.option_spec import unread_lines
 from soft_trainer.options.fields import TrainingOptions
-from soft_trainer.terminal import duration, print_on_main, shows_bars, table
+from soft_trainer.options.spec import unread_lines
+from soft_trainer.system.terminal import duration, print_on_main, shows_bars, table
 
 
 def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str) -> str:

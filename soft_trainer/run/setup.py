@@ -24,7 +24,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.folder import check_named
 from soft_trainer.run.preflight import complete_launch, make_plan
 from soft_trainer.run.starting import StartingEncoder
-from soft_trainer.terminal import print_on_main, shows_bars
+from soft_trainer.system.terminal import print_on_main, shows_bars
 from soft_trainer.weights import smallest_batch
 
 

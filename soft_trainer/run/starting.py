@@ -21,10 +21,10 @@ from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, resolv
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_model
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.fingerprints import model_fingerprint, rows_fingerprint
-from soft_trainer.hub_files import base_of, published_name, reading, reading_base, saved_adapter
+from soft_trainer.hub.files import base_of, published_name, reading, reading_base, saved_adapter
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.fingerprint import STARTING_WEIGHTS, content_of
+from soft_trainer.system.fingerprints import model_fingerprint, rows_fingerprint
 
 
 class StartingEncoder:

@@ -30,7 +30,6 @@ from transformers import EarlyStoppingCallback, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, TrainOutput
 from transformers.utils import logging
 
-from soft_trainer import distributed
 from soft_trainer.criterion import Criterion
 from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.tokens import SIDES
@@ -45,9 +44,7 @@ from soft_trainer.errors import NotFiniteError, UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.files import ADAPTER_WEIGHTS, PROFILE_FILE, reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
-from soft_trainer.model_card import write_model_card
 from soft_trainer.options.defaults import estimator_name
 from soft_trainer.options.resolve import FALLING
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -63,11 +60,14 @@ from soft_trainer.run.folder import (
 )
 from soft_trainer.run.measurements import Measurements
 from soft_trainer.run.merge_callback import MergeCallback
+from soft_trainer.run.model_card import write_model_card
 from soft_trainer.run.ongoing import Training
 from soft_trainer.run.record import evaluated_results, loss_table, setup_table, trainer_record
 from soft_trainer.run.reporting import banner, show_progress, warnings_of
 from soft_trainer.run.setup import RunDetails, Setup
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system import distributed
+from soft_trainer.system.files import ADAPTER_WEIGHTS, PROFILE_FILE, reporting_disk_errors, write_text
+from soft_trainer.system.terminal import print_on_main
 from soft_trainer.training.batches import Batch
 from soft_trainer.training.collator import PairCollator, pieces_of
 

@@ -20,7 +20,6 @@ import numpy as np
 from soft_trainer.encoders import text_encoder
 from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.errors import UserError
-from soft_trainer.packaged import BASE
 from soft_trainer.search import searching
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.stored import prune
@@ -30,6 +29,7 @@ from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.source.grammars import check_grammars
 from soft_trainer.source.repositories import is_git_dir
 from soft_trainer.source.source_files import decoded
+from soft_trainer.system.packaged import BASE
 
 DEFAULT_ENCODER: str | None = BASE  # of a new index
 NO_ENCODER = ("", "none")

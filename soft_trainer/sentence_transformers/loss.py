@@ -15,7 +15,7 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.util import cos_sim, similarity_fct_name
 from torch import Tensor, nn
 
-from soft_trainer import distributed, losses
+from soft_trainer import losses
 from soft_trainer.criterion import Criterion, Targets
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import at_least_float32
@@ -26,12 +26,13 @@ from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
 from soft_trainer.estimators.scores import CrossEncoderEstimator
-from soft_trainer.hub_files import split_revision
+from soft_trainer.hub.files import split_revision
 from soft_trainer.options.defaults import teacher_settings
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.rows import LabelledRows, batch_columns, check_labels
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system import distributed
+from soft_trainer.system.terminal import print_on_main
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.targets import TargetMaker
 

@@ -16,7 +16,7 @@ from soft_trainer.data.column_names import NEGATIVE
 from soft_trainer.data.columns import check_column, text_ids
 from soft_trainer.data.split import Judgments, RelevantCodes, Split, marks
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.terminal import print_on_main
 
 LABEL = "label"
 # sentence-transformers reads labels from the first of these columns that a data set has. All other columns are texts.

@@ -32,13 +32,13 @@ from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.files import DEPENDS_ON
-from soft_trainer.fingerprints import source_fingerprint
-from soft_trainer.option_spec import option_specs
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.spec import option_specs
 from soft_trainer.run.folder import record_of
 from soft_trainer.shell.rows import column_names
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.files import DEPENDS_ON
+from soft_trainer.system.fingerprints import source_fingerprint
+from soft_trainer.system.terminal import print_on_main
 
 DIVIDING = ("test_fraction", "split_seed", "group_column")  # the options that divide rows into train, valid and test
 

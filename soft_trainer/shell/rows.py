@@ -19,12 +19,12 @@ from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.fingerprints import fingerprint, keep_files, kept_files
 from soft_trainer.options.fields import COLUMN_OPTIONS, DataArguments
 from soft_trainer.shell.sources import language_reader, with_language
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import source_folder
-from soft_trainer.terminal import print_on_main, table
+from soft_trainer.system.fingerprints import fingerprint, keep_files, kept_files
+from soft_trainer.system.terminal import print_on_main, table
 
 MINED = DEFAULT_FOLDER.with_name("mined")
 UNCHECKED = Context(check=False)  # these rows have CodeSearchNet's columns

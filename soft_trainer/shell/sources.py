@@ -11,7 +11,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import CODESEARCHNET, COLUMN_OPTIONS, DataArguments
 from soft_trainer.source.source_files import source_folder
-from soft_trainer.terminal import nearest_file
+from soft_trainer.system.terminal import nearest_file
 
 
 def check_sources(arguments: DataArguments) -> None:

@@ -19,8 +19,8 @@ from soft_trainer.evaluation.significance import (
     difference_text,
     reciprocal_ranks,
 )
-from soft_trainer.files import ranks_file, unfinished
-from soft_trainer.terminal import shortened
+from soft_trainer.system.files import ranks_file, unfinished
+from soft_trainer.system.terminal import shortened
 
 
 def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:

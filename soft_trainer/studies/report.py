@@ -13,7 +13,8 @@ from soft_trainer.errors import UserError
 from soft_trainer.evaluation.figures import draw_training
 from soft_trainer.evaluation.ranked_queries import LABELS
 from soft_trainer.evaluation.significance import difference_text, holm
-from soft_trainer.files import (
+from soft_trainer.studies.compare import Pairing, SetComparison, p_text, ranks_of
+from soft_trainer.system.files import (
     NUMBERS,
     RECORD,
     TRAINING_PICTURE,
@@ -23,8 +24,7 @@ from soft_trainer.files import (
     unfinished,
     write_text,
 )
-from soft_trainer.studies.compare import Pairing, SetComparison, p_text, ranks_of
-from soft_trainer.terminal import print_on_main, table
+from soft_trainer.system.terminal import print_on_main, table
 
 PAGE = "report.md"
 TEST_NOTE = (

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from soft_trainer import distributed
 from soft_trainer.data.columns import text_ids
 from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.data.tokens import SIDES, TokenColumn, encoder_texts
 from soft_trainer.encoders.encoding import mapped_inputs
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.system import distributed
 from soft_trainer.training.collator import Inputs, PairCollator
 from soft_trainer.training.negatives import HardNegatives
 from soft_trainer.training.targets import TargetMaker

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from soft_trainer import distributed
+from soft_trainer.system import distributed
 from soft_trainer.training.batches import Batch
 
 

@@ -12,7 +12,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.estimators.base import codes_without_query
 from soft_trainer.estimators.neighbours import Excluded
 from soft_trainer.options.resolve import Plan
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.terminal import print_on_main
 from soft_trainer.training.batches import TrainBatches, relevant_codes
 from soft_trainer.training.negatives import HardNegatives, below_ratio, negatives_to_draw
 from soft_trainer.training.sampler import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of

@@ -13,11 +13,11 @@ from soft_trainer.cli.evaluate import name_rows
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranked_queries import load_ranks
-from soft_trainer.files import DEPENDS_ON, write_json, write_rows
-from soft_trainer.fingerprints import encoder_files_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.fingerprint import run_fingerprint
 from soft_trainer.studies.report import find_runs
+from soft_trainer.system.files import DEPENDS_ON, write_json, write_rows
+from soft_trainer.system.fingerprints import encoder_files_fingerprint
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -10,7 +10,7 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.files import PROFILE_FILE
+from soft_trainer.system.files import PROFILE_FILE
 
 EXPORTED = EXPORTED | {
     "one length": EncoderProfile(query_length=16, code_length=16),

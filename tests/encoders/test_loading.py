@@ -36,7 +36,7 @@ from soft_trainer.encoders.text_encoder import open_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.estimators.registry import choose_estimator
-from soft_trainer.hub_files import reading
+from soft_trainer.hub.files import reading
 from soft_trainer.options.fields import EstimatorOptions
 
 TEXTS = ["read a file", "x"]

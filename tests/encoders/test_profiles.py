@@ -9,8 +9,8 @@ from refusals import refused
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
-from soft_trainer.files import PROFILE_FILE
-from soft_trainer.hub_files import published_name
+from soft_trainer.hub.files import published_name
+from soft_trainer.system.files import PROFILE_FILE
 
 # The settings of the published scripts: pooling, maximum tokens of a query, a code and its data flow, prefix.
 PUBLISHED = {

@@ -149,7 +149,8 @@ import json, sys
 from pathlib import Path
 from accelerate import PartialState
 from datasets import Dataset
-from soft_trainer import SimCSEEstimator, distributed
+from soft_trainer import SimCSEEstimator
+from soft_trainer.system import distributed
 from soft_trainer.data.split import Split
 from soft_trainer.estimators import frozen_encoder
 PartialState(cpu=True)

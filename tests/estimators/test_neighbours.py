@@ -202,7 +202,7 @@ import sys
 
 import numpy as np
 from accelerate import PartialState
-from soft_trainer import distributed
+from soft_trainer.system import distributed
 from soft_trainer.estimators.neighbours import Excluded, cached_neighbours, nearest_rows
 from soft_trainer.errors import UserError
 

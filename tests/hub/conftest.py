@@ -14,7 +14,7 @@ import pytest
 from server import WRITE_TOKEN
 
 from soft_trainer.options.parse import as_argv
-from soft_trainer.terminal import exit_on_user_error
+from soft_trainer.system.terminal import exit_on_user_error
 
 SERVER = Path(__file__).with_name("server.py")
 ROOT = SERVER.parents[2]

@@ -14,8 +14,8 @@ from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.files import write_rows
 from soft_trainer.hub.push import Repository
+from soft_trainer.system.files import write_rows
 
 REPO = "ann/encoder"
 TEXTS = ["read a file line by line", "def f(x): return x", "much too long " * 30]

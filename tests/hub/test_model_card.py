@@ -10,8 +10,8 @@ from transformers import T5Config, T5EncoderModel
 
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
-from soft_trainer.fingerprints import environment
-from soft_trainer.model_card import license_of, write_model_card
+from soft_trainer.run.model_card import license_of, write_model_card
+from soft_trainer.system.fingerprints import environment
 
 METRICS = {"mrr": 0.71234567, "recall@1": 0.6, "recall@5": 0.8, "recall@10": 0.9, "pool_size": 4360, "queries": 1261}
 SIDE = {"mean": 20.0, "p95": 40.0, "cut": 0.125, "duplicates": 3}

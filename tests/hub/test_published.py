@@ -6,11 +6,11 @@ import pytest
 from codesearchnet import NAME, ON_BRANCH, ON_MAIN, SCRIPT, card, parquet_files, publish
 from refusals import refused
 
-from soft_trainer import hub_files
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.layouts.codesearchnet import load_hub
 from soft_trainer.data.layouts.published import PARQUET_BRANCH, load_published
 from soft_trainer.data.load import load_rows
+from soft_trainer.hub import files as hub_files
 
 
 @pytest.fixture

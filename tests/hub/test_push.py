@@ -8,14 +8,14 @@ from server import FINE_REPO, FINE_TOKEN, READ_TOKEN, WRITE_TOKEN
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
-from soft_trainer.files import RECORD_FORMAT, WRITTEN
 from soft_trainer.hub.push import Repository
-from soft_trainer.option_spec import FILES_OF_TRANSFORMERS, option_specs
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.spec import FILES_OF_TRANSFORMERS, option_specs
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.fingerprint import run_fingerprint
 from soft_trainer.run.record import public_options
+from soft_trainer.system.files import RECORD_FORMAT, WRITTEN
 
 REPO = "ann/encoder"
 CARD = "---\nlicense: mit\n---\n# Card\n"

@@ -10,9 +10,9 @@ from tables import tables_of
 
 from soft_trainer.data.layouts.codesearchnet import load_folder, load_hub
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.files import write_rows
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.shell.rows import load_data
+from soft_trainer.system.files import write_rows
 
 REPO = "ann/rows"
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -15,8 +15,8 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
-from soft_trainer.files import is_edited
 from soft_trainer.hub.push import Repository
+from soft_trainer.system.files import is_edited
 
 pytestmark = pytest.mark.slow
 

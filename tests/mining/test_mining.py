@@ -11,10 +11,10 @@ from git_repositories import committed, git
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import package_names
 from soft_trainer.mining.tree import _each_in_order, mine, mine_to, mining_table, tree_language
 from soft_trainer.shares import assign_splits
+from soft_trainer.system.files import read_json_lines
 
 
 def python_tree(folder, packages=12):

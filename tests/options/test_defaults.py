@@ -34,7 +34,6 @@ from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.passes import computes_bf16
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.estimators.registry import estimator_of_run
-from soft_trainer.option_spec import option_specs
 from soft_trainer.options import defaults
 from soft_trainer.options.defaults import (
     METHODS,
@@ -47,9 +46,10 @@ from soft_trainer.options.defaults import (
 )
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.options.recipes import RECIPES, read_recipe
-from soft_trainer.packaged import BASE
+from soft_trainer.options.spec import option_specs
 from soft_trainer.run.fingerprint import affects_results, run_fingerprint
 from soft_trainer.shell.building import build_encoder
+from soft_trainer.system.packaged import BASE
 
 METHOD = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
 CHOSEN = METHOD | {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}

@@ -16,7 +16,7 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import make_parser, parse, short_help
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.terminal import exit_on_user_error, one_line_errors
+from soft_trainer.system.terminal import exit_on_user_error, one_line_errors
 
 
 @dataclass

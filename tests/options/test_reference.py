@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from soft_trainer.option_spec import option_specs
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.spec import option_specs
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 sys.path.append(str(Path(__file__).parents[2] / "docs"))

@@ -18,13 +18,13 @@ from transformers import Trainer, TrainingArguments
 
 from soft_trainer import BM25Estimator
 from soft_trainer.estimators.registry import choose_estimator
-from soft_trainer.files import check_writable
-from soft_trainer.option_spec import OptionSpec, option_specs
 from soft_trainer.options.fields import DataArguments, EstimatorOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.options.resolve import RANGES, REFUSED, check_options, resolve
+from soft_trainer.options.spec import OptionSpec, option_specs
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.system.files import check_writable
 
 READ = Version("5.23")  # the tables were written with this version at hand
 

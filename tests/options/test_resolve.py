@@ -6,13 +6,14 @@ import pytest
 import torch
 from refusals import refused
 
-from soft_trainer import BM25Estimator, distributed
+from soft_trainer import BM25Estimator
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import resolve, resolve_loss
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.system import distributed
 
 
 def args_of(tmp_path, **options) -> SoftInfoNCETrainingArguments:

@@ -2,9 +2,9 @@
 
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.estimators.registry import choose_estimator
-from soft_trainer.option_spec import unread_lines
 from soft_trainer.options.fields import EstimatorOptions
 from soft_trainer.options.resolve import resolve
+from soft_trainer.options.spec import unread_lines
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 # Each row: an option with a changed value, options with which it has no effect, and options with which it has one.

@@ -19,12 +19,12 @@ from soft_trainer import BM25Estimator, TrainedModelEstimator
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.fingerprints import encoder_files_fingerprint
-from soft_trainer.option_spec import option_specs
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.spec import option_specs
 from soft_trainer.options.training import AFFECT_NOTHING, SoftInfoNCETrainingArguments
 from soft_trainer.run.fingerprint import affects_results, changes, run_fingerprint, splits_hash
+from soft_trainer.system.fingerprints import encoder_files_fingerprint
 
 BEST = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps"}
 BEST |= {"eval_steps": 2}

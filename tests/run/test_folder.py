@@ -10,7 +10,6 @@ from refusals import refused
 from trees import source_tree
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.files import DEPENDS_ON, WRITTEN, signed, write_json
 from soft_trainer.run.fingerprint import FORMAT
 from soft_trainer.run.folder import (
     DONE,
@@ -23,6 +22,7 @@ from soft_trainer.run.folder import (
     state_of,
 )
 from soft_trainer.studies.compare import ranks_of
+from soft_trainer.system.files import DEPENDS_ON, WRITTEN, signed, write_json
 
 THIS = {"format": FORMAT, "do_train": True, "seed": 1, "processes": 1, "versions": {}, "max_steps": 3}
 SHORTER = THIS | {"max_steps": 2}

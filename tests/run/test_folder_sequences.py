@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from soft_trainer.files import TRAINING_FILES, files_matching
 from soft_trainer.run.measurements import Measurements
+from soft_trainer.system.files import TRAINING_FILES, files_matching
 from soft_trainer.trainer import SoftInfoNCETrainer
 
 OPTIONS = {"from_scratch": "32x1", "vocabulary_size": 400, "per_device_train_batch_size": 6, "language": "python"}

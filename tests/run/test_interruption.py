@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from trainings import check_weights
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from soft_trainer import distributed
 from soft_trainer.options.parse import as_argv
 from soft_trainer.run import interruption
 from soft_trainer.run.folder import newest_complete
 from soft_trainer.run.interruption import Stopping
+from soft_trainer.system import distributed
 from soft_trainer.training.sampler import EpochDataLoader
 
 HERE = Path(__file__).parent

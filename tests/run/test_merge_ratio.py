@@ -11,8 +11,8 @@ from soft_trainer import UserError
 from soft_trainer.encoders.adapters import adapter_state, add_lora
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_model
-from soft_trainer.merging import interpolate
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.run.merging import interpolate
 
 FAST = {"learning_rate": 1e-2}
 

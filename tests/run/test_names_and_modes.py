@@ -12,8 +12,8 @@ from refusals import refused
 
 from soft_trainer import EstimatorCallback, load_rows
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.files import ranks_file, read_json
 from soft_trainer.studies.compare import ranks_of
+from soft_trainer.system.files import ranks_file, read_json
 
 NAMES = [
     "test",

@@ -7,8 +7,8 @@ import sys
 import pytest
 from transformers.utils.notebook import NotebookProgressCallback
 
-from soft_trainer import terminal
 from soft_trainer.run import reporting
+from soft_trainer.system import terminal
 
 
 def test_lines_show_the_step_the_loss_and_the_mrr(trainer_of, capsys):
@@ -72,7 +72,7 @@ def test_many_items_are_counted_by_a_bar_of_the_main_process(capsys):
 )  # importing the script's options imports the Hub's client
 def test_libraries_show_no_bars_without_a_terminal(first):
     code = (
-        f"{first}\nfrom soft_trainer.terminal import quiet_libraries; quiet_libraries()\n"
+        f"{first}\nfrom soft_trainer.system.terminal import quiet_libraries; quiet_libraries()\n"
         "from datasets import Dataset; from transformers.utils import logging\n"
         "Dataset.from_list([{'a': 1}]).map(lambda row: row, desc='Tokenising'); list(logging.tqdm([1]))"
     )

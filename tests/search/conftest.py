@@ -9,7 +9,7 @@ from trees import FILES, write_tree
 
 from soft_trainer.encoders import text_encoder
 from soft_trainer.search import code_index
-from soft_trainer.terminal import exit_on_user_error
+from soft_trainer.system.terminal import exit_on_user_error
 
 
 @pytest.fixture

@@ -219,7 +219,7 @@ def test_a_file_that_took_too_long_is_read_again(tree, monkeypatch):
 
 
 def test_where_there_are_no_locks_none_is_taken(tree, monkeypatch):
-    monkeypatch.setattr("soft_trainer.files.fcntl", None)
+    monkeypatch.setattr("soft_trainer.system.files.fcntl", None)
     assert CodeIndex.build(tree).search("parse_date")[0].name == "parse_date"
 
 

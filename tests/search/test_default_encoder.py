@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from soft_trainer.errors import UserError
-from soft_trainer.packaged import BASE
 from soft_trainer.search import CodeIndex, code_index
 from soft_trainer.search.ranking import ranking
+from soft_trainer.system.packaged import BASE
 
 
 @pytest.fixture(autouse=True)

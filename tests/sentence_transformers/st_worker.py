@@ -16,13 +16,14 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from soft_trainer import BM25Estimator, distributed
+from soft_trainer import BM25Estimator
 from soft_trainer.sentence_transformers import (
     CachedSoftInfoNCELoss,
     SentenceTransformerEstimator,
     SoftInfoNCELoss,
     with_rows,
 )
+from soft_trainer.system import distributed
 
 ROWS = [3, 0, 22, 9, 1, 23, 14, 5]  # the duplicates are on different processes
 DISTILLED = {"distill_weight": 0.5, "distill_temperature": 3.0}

@@ -17,7 +17,7 @@ from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput
 from soft_trainer.evaluation.significance import Comparison, Interval, compare_paired, reciprocal_ranks
 from soft_trainer.studies.compare import Pairing, verdict
-from soft_trainer.terminal import shortened
+from soft_trainer.system.terminal import shortened
 
 
 def shuffled(ranked: RankedQueries, seed: int) -> RankedQueries:

@@ -11,9 +11,9 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput
-from soft_trainer.files import RECORD_FORMAT, write_json
 from soft_trainer.studies.compare import ranks_of
 from soft_trainer.studies.report import ReportedRun, compare_with
+from soft_trainer.system.files import RECORD_FORMAT, write_json
 
 # A file that changes in a run's folder, and True if the ranks then belong to another encoder.
 BESIDE_RANKS = {

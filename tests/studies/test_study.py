@@ -7,10 +7,10 @@ import yaml
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.files import write_json
 from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.run.folder import lock_file
 from soft_trainer.studies.study import check_options, read_study
+from soft_trainer.system.files import write_json
 
 STUDIES = [path for path in sorted(RECIPES.rglob("*.yaml")) if "runs" in read_recipe(path)]
 

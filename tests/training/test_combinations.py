@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.nn import functional as F
 from trainings import still
 
-from soft_trainer.choices import LOSSES
 from soft_trainer.encoders.encoding import encode, pad
 from soft_trainer.errors import UserError
-from soft_trainer.loss_options import CANCELLATIONS
+from soft_trainer.options.choices import LOSSES
 from soft_trainer.options.fields import STRATEGIES
+from soft_trainer.options.loss_options import CANCELLATIONS
 from soft_trainer.training.batches import Batch
 
 STEPS = 3

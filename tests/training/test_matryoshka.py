@@ -11,8 +11,8 @@ from soft_trainer.encoders.encoding import check_dims, parse_dims, shorten
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.files import PROFILE_FILE
 from soft_trainer.losses import soft_info_nce
+from soft_trainer.system.files import PROFILE_FILE
 
 DIMS = {"matryoshka_dims": "32,16,4"}
 

@@ -11,7 +11,6 @@ from refusals import refused
 from trainings import OWN, batches_of, bm25, gradients, initial, still
 from transformers import TrainerCallback
 
-from soft_trainer import distributed
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.encoding import pad
@@ -23,6 +22,7 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.folder import mark_complete
 from soft_trainer.run.preflight import DYNAMIC, complete_launch, pads
 from soft_trainer.run.record import setup_table
+from soft_trainer.system import distributed
 
 PROMPTS = {"query_prefix": "find: ", "code_prefix": "code: ", "include_prompt": False}
 # What differs from the usual training -> changes of the profile, and training arguments.

@@ -15,8 +15,8 @@ from soft_trainer.data.folders import SPLIT_NAMES, SPLITS, Files
 from soft_trainer.data.make_splits import Context
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
-from soft_trainer.files import open_text, read_json_lines
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.files import open_text, read_json_lines
+from soft_trainer.system.terminal import print_on_main
 
 TEXT_FILES = ("corpus.jsonl", "queries.jsonl")
 

@@ -18,7 +18,7 @@ from soft_trainer.data.layouts.tables import named_splits, read_tables
 from soft_trainer.data.plain_columns import concatenated
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import nearest_file, print_on_main
+from soft_trainer.system.terminal import nearest_file, print_on_main
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")

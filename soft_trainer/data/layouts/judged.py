@@ -21,8 +21,8 @@ from soft_trainer.data.make_splits import Context
 from soft_trainer.data.row_checks import check_split
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json_lines
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.files import read_json_lines
+from soft_trainer.system.terminal import print_on_main
 
 NAME = "relevance"
 

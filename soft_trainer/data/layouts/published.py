@@ -12,8 +12,8 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HTTPError
 
 from soft_trainer.errors import UserError
-from soft_trainer.hub_files import hub_or_cache, not_cached
-from soft_trainer.terminal import shortened
+from soft_trainer.hub.files import hub_or_cache, not_cached
+from soft_trainer.system.terminal import shortened
 
 PARQUET_BRANCH = "refs/convert/parquet"  # the Hub's conversion of a data set: CONFIGURATION/SPLIT/0000.parquet
 

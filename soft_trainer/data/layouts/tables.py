@@ -43,14 +43,14 @@ from soft_trainer.data.plain_columns import (
 )
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
-from soft_trainer.files import (
+from soft_trainer.system.files import (
     open_bytes,
     open_text,
     read_json,
     read_json_lines,
     uncompressed_name,
 )
-from soft_trainer.fingerprints import file_fingerprint, fingerprint
+from soft_trainer.system.fingerprints import file_fingerprint, fingerprint
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 TABLE_FORMAT = 2  # raise it if the same file gives other rows

@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import cache_dir, write_text
 from soft_trainer.source.repositories import common_dir, git_dir, repository_of
+from soft_trainer.system.files import cache_dir, write_text
 
 SECONDS = 10.0  # if git takes longer, it counts as failed
 

@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import cache_dir, lock_file, written_aside
 from soft_trainer.search.index.words import composed
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.files import cache_dir, lock_file, written_aside
+from soft_trainer.system.terminal import print_on_main
 
 DATABASE = "index.sqlite"
 SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, model, truncate_dim

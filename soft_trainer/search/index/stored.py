@@ -6,8 +6,8 @@ import os
 import shutil
 import time
 
-from soft_trainer.files import cache_dir
 from soft_trainer.search.index import store
+from soft_trainer.system.files import cache_dir
 
 KEPT_DAYS = 30  # for which an index without its folder is kept after its last change, because a disk may be unmounted
 

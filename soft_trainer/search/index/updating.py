@@ -21,7 +21,7 @@ import numpy as np
 from soft_trainer.search.index import store
 from soft_trainer.search.index.listing import Listing, Stat, list_tree
 from soft_trainer.search.index.parsing import Batch, read_batch
-from soft_trainer.terminal import progress_bar
+from soft_trainer.system.terminal import progress_bar
 
 BATCH_FILES = 64
 MIN_PARALLEL_FILES = 200  # fewer files take less time than starting processes

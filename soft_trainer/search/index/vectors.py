@@ -19,7 +19,7 @@ import numpy as np
 
 from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.search.index.store import Segments, get_meta, set_meta, transaction
-from soft_trainer.terminal import progress_bar
+from soft_trainer.system.terminal import progress_bar
 
 # If the process is killed, the work since the last transaction is lost, which is a few seconds of work.
 FIRST_TEXTS = 16

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json_lines
 from soft_trainer.mining.rules import DOCUMENT_RULES, first_broken
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.index.chunks import language_of
@@ -20,6 +19,7 @@ from soft_trainer.source.definitions import BLANKS, parse
 from soft_trainer.source.functions import FileFunctions, comments
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import read_text
+from soft_trainer.system.files import read_json_lines
 
 CUT = 10
 DEPTH = 100  # the number of chunks in which to look for the first files

@@ -25,9 +25,9 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import ADAPTER_CONFIG, read_json, unfinished
-from soft_trainer.packaged import BASE, EXPANDED, located
-from soft_trainer.terminal import nearest
+from soft_trainer.system.files import ADAPTER_CONFIG, read_json, unfinished
+from soft_trainer.system.packaged import BASE, EXPANDED, located
+from soft_trainer.system.terminal import nearest
 
 CONFIG = "config.json"
 HUB_SECONDS = 5.0  # the time limit for a first response of the Hub

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from soft_trainer.encoders.adapters import adapter_state, has_adapter, set_adapter_state
 from soft_trainer.errors import UserError
-from soft_trainer.files import ADAPTER_CONFIG, UNMERGED
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.files import ADAPTER_CONFIG, UNMERGED
+from soft_trainer.system.terminal import print_on_main
 
 
 def interpolate(before: Mapping[str, Tensor], after: Mapping[str, Tensor], ratio: float) -> dict[str, Tensor]:

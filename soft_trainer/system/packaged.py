@@ -15,13 +15,13 @@ from pathlib import Path
 from huggingface_hub.constants import HF_HOME
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json, use_umask
-from soft_trainer.fingerprints import folder_fingerprint
+from soft_trainer.system.files import read_json, use_umask
+from soft_trainer.system.fingerprints import folder_fingerprint
 
 BASE = "base"
-PACKAGED = Path(__file__).parent / "encoders" / BASE
+PACKAGED = Path(__file__).parents[1] / "encoders" / BASE
 # Code in a static encoder's folder, which other libraries run if they may (`trust_remote_code=True`). It imports ours.
-STATIC_CODE = Path(__file__).parent / "encoders" / "soft_trainer_static.py"
+STATIC_CODE = Path(__file__).parents[1] / "encoders" / "soft_trainer_static.py"
 EXPANDED = Path(HF_HOME) / "soft_trainer" / BASE  # one folder for each version of `base`
 WEIGHTS = "model.safetensors"
 VECTORS = "embeddings.weight"  # the name of the tensor

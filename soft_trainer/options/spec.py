@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import nearest
+from soft_trainer.system.terminal import nearest
 
 FILES_OF_TRANSFORMERS = ("deepspeed", "fsdp_config")  # options of `transformers` whose value may be a file
 BOOLEAN = (bool, bool | None, "bool", "bool | None")  # annotations of options that are True or False

@@ -72,7 +72,7 @@ def progress_bar(label: str | None, total: int, unit: str):
 def _is_main() -> bool:
     if "torch" not in sys.modules:  # without torch, no process group exists, and importing torch would take seconds
         return True
-    from soft_trainer import distributed
+    from soft_trainer.system import distributed
 
     return distributed.is_main()
 

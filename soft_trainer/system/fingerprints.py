@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import (
+from soft_trainer.system.files import (
     PROFILE_FILE,
     TOKENIZER_FILES,
     WEIGHT_FILES,
@@ -31,7 +31,7 @@ from soft_trainer.files import (
     uncompressed_name,
     write_json,
 )
-from soft_trainer.terminal import print_on_main
+from soft_trainer.system.terminal import print_on_main
 
 PACKAGES = ("soft_trainer", "torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "huggingface_hub")
 AT_ONCE = 1 << 16  # rows to hash at a time

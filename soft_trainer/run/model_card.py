@@ -32,7 +32,10 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static_numpy import NO_LENGTH, is_static_config
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
-from soft_trainer.files import (
+from soft_trainer.hub.files import base_of, published_name, repository_file
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.spec import option_specs
+from soft_trainer.system.files import (
     ADAPTER_CONFIG,
     CARD,
     MERGED_ADAPTER,
@@ -44,10 +47,7 @@ from soft_trainer.files import (
     signed,
     write_text,
 )
-from soft_trainer.hub_files import base_of, published_name, repository_file
-from soft_trainer.option_spec import option_specs
-from soft_trainer.options.fields import DataArguments
-from soft_trainer.terminal import table
+from soft_trainer.system.terminal import table
 
 _METRIC_NAMES = {"mrr": "MRR"} | {f"recall@{k}": f"Recall@{k}" for k in (1, 5, 10)} | GRADED
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from soft_trainer.choices import LOSSES, WEIGHTINGS
-from soft_trainer.option_spec import option, unset
+from soft_trainer.options.choices import LOSSES, WEIGHTINGS
+from soft_trainer.options.spec import option, unset
 
 CANCELLATIONS = ("none", "top_k", "ratio")
 # The default is the estimator's attribute, or 1 if it has none.
