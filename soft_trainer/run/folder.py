@@ -8,7 +8,6 @@ checkpoint is complete once it has a `complete.json`.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
@@ -40,6 +39,7 @@ from soft_trainer.system.files import (
     check_free,
     files_matching,
     keep_edited_card,
+    lock_file,
     read_json,
     reporting_disk_errors,
     write_json,
@@ -107,17 +107,6 @@ def record_of(folder: Path, name: str = RECORD) -> dict:
     with suppress(UserError):
         return read_json(folder / name)
     return {}
-
-
-def lock_file(file) -> bool:
-    """Locks an open file or descriptor until it is closed. Returns False if another process has locked it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system does not support locks
-        pass
-    return True
 
 
 class OutputFolder(TrainerCallback):

@@ -128,6 +128,8 @@ class CodeIndex:
             with closing(store.connect(target, create=True, again=rebuild)) as database:
                 if patterns != settings.get("patterns"):
                     database.execute("DELETE FROM skipped")  # so that these files are read again
+                unparsed = "UPDATE files SET digest = NULL, changed = NULL WHERE substr(traits, ?, 1) = x'02'"
+                database.execute(unparsed, (store.TRAITS.index("broken") + 1,))  # so are files that took too long
             store.write_settings(target, folder=real, patterns=patterns)
         if not settings:
             prune()
@@ -433,7 +435,7 @@ class CodeIndex:
             traits = store.Segments(self.database).traits
             size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
             counts = {"files": files, "chunks": chunks, "skipped": skipped, "bytes": size, "model": self.model}
-            counts |= {trait: int(traits[trait].sum()) for trait in ("vendored", "broken")}
+            counts |= {trait: int((traits[trait] > 0).sum()) for trait in ("vendored", "broken")}
             if self.model:
                 counts["encoded"] = chunks - vectors.unencoded(self.database)
             if self.truncate_dim:

@@ -26,7 +26,7 @@ from soft_trainer.search.index.store import storable
 from soft_trainer.search.index.words import composed
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.results import SearchResult, check_limit
-from soft_trainer.search.ranking.texts import failure_first, fuse, named_files, parse_text
+from soft_trainer.search.ranking.texts import failure_first, fuse, named_files, parse_text, plain
 from soft_trainer.search.view import View
 
 CodeIndex = Any  # the class in code_index.py, which imports this module
@@ -43,7 +43,7 @@ def search(
     tests: str | None,
 ) -> list[SearchResult]:
     """Does what `CodeIndex.search` describes."""
-    typed = composed(storable(query))  # tokenizers refuse text with surrogates
+    typed = index.inside(plain(composed(storable(query).strip())))  # tokenizers refuse text with surrogates
     query = failure_first(typed)
     queries = parse_text(query)
     check_limit(limit)
@@ -59,16 +59,19 @@ def search(
             if view.snapshot.state["runtime"] == "static":
                 trust = ranking.STATIC
             similarity = index.similarity_to(query, view.snapshot)
-        sources, failing = view.failed_at(typed, query, allowed)
+        sources, failing = view.failed_at(typed, allowed)
         if failing:
             queries.insert(-1, ranking.parse_query(failing))
-        each = [ranking.score(parsed, view.segments, similarity, trust) for parsed in queries]
+        exact = ()
+        if len(queries) == 1 and " " not in query.partition("operator")[0]:
+            exact = view.snapshot.exact(query)
+        each = [ranking.score(parsed, view.segments, similarity, trust, exact) for parsed in queries]
         scores = each[0]
         if len(queries) > 1:
             scores = fuse(each, queries, named_files(query, view.segments), view.segments, allowed)
-        if scores.matched or view.stands_out(similarity):
+        if scores.matched or sources or view.stands_out(similarity):
             index.ranked_by = view.ranked_by(similarity)
-            return view.best(queries[-1], scores, similarity, allowed, limit, index.inside(query), sources)
+            return view.best(queries[-1], scores, similarity, allowed, limit, query, sources)
         nearest = view.nearest_words(queries[0])
     if not nearest:
         index.notify("no word of the query is in the index")
@@ -92,7 +95,7 @@ def similar(index: CodeIndex, path: str, line: int, limit: int, lexical: bool) -
         query = view.query_like(chunk)
         scores = ranking.score(query, view.segments, similarity)
         index.ranked_by = view.ranked_by(similarity)
-        return view.best(query, scores, similarity, others, limit)
+        return view.best(query, scores, similarity, others, limit, "", {})
 
 
 @contextmanager

@@ -15,14 +15,15 @@ import numpy as np
 from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.globs import path_filter
-from soft_trainer.search.index.parsing import DEFINED, NAME
-from soft_trainer.search.index.words import composed, stem, whole
+from soft_trainer.search.index.parsing import DEFINED, NAME, OWN_NAME
+from soft_trainer.search.index.words import composed, parts, stem, whole
 from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.source.definitions import compact_name
 from soft_trainer.source.names import identifier_words
 
 # A name and what stands before it, as in `Session.get`, `Parser::parse`, `Cart#total`, `cart->total`, `(*Server).Run`.
 _QUALIFIED = re.compile(r"(?:(.*[\w)*>])(?:\.|::|#|->)(?=.))?(.*)")
+MAX_QUALIFIERS = 8  # the last qualifiers of a query that may be part of a name
 _PUNCTUATION = "?!()&.,:;#~"
 _decompressed = lru_cache(maxsize=1)(zlib.decompress)  # a file's chunks are often read one after another
 
@@ -95,6 +96,24 @@ class Snapshot:
             chunks &= self._named(name)
         return chunks
 
+    def exact(self, name: str) -> np.ndarray:
+        """Returns the chunks that define a qualified name or a name with signs: `Cart.save`, `save!`, `operator==`.
+
+        The first qualifiers may be packages and modules, which are not part of a chunk's name. An identifier that no
+        text has is the beginning of a name.
+        """
+        around, own = _QUALIFIED.fullmatch(name).groups("")
+        if own == name and own.isidentifier() and parts(own) and not len(self.segments.postings(stem(whole(own)))[0]):
+            return np.flatnonzero(self._defining(own + "*"))
+        qualifiers = re.findall(r"[\w$*]+", around)[-MAX_QUALIFIERS:]
+        named = np.zeros(len(self.segments.lengths), bool)
+        for first in range(len(qualifiers) + (not own.isidentifier() and "*" not in own)):
+            named = named if named.any() else self._named(".".join([*qualifiers[first:], own]))
+        for module in qualifiers[-1:] if not named.any() else ():
+            files = self.segments.owners[self.segments.postings(OWN_NAME + stem(whole(module)))[0]]
+            named = self._named(own) & np.isin(self.segments.owners, files)
+        return np.flatnonzero(named)
+
     def _named(self, name: str) -> np.ndarray:
         """Returns which chunks define a name, bool[chunks]. A `*` in the name matches anything.
 
@@ -106,12 +125,12 @@ class Snapshot:
         if not named.any():
             own = own.strip(_PUNCTUATION)
             named = self._defining(own)
-        parts = re.findall(r"[\w$*]+", around)
-        for part in parts:
-            for word in identifier_words(part) if "*" not in part else ():
+        qualifiers = re.findall(r"[\w$*]+", around)
+        for qualifier in qualifiers:
+            for word in identifier_words(qualifier) if "*" not in qualifier else ():
                 named &= np.isin(np.arange(len(named)), self.segments.postings(NAME + stem(word))[0])
-        if parts:
-            pattern = _fnmatch_pattern("*." + ".".join([*parts, own]))
+        if qualifiers:
+            pattern = _fnmatch_pattern("*." + ".".join([*qualifiers, own]))
             for chunk, known in zip(np.flatnonzero(named), self.segments.names(np.flatnonzero(named)), strict=True):
                 forms = known, ".".join(re.findall(r"[\w$]+", known))
                 named[chunk] = any(fnmatch.fnmatchcase("." + whole(form), pattern) for form in forms)
@@ -120,7 +139,7 @@ class Snapshot:
     def _defining(self, name: str) -> np.ndarray:
         """Returns which chunks define an unqualified name, in which `*` matches anything, bool[chunks]."""
         terms = [DEFINED + whole(name)]
-        if "*" in name:
+        if "*" in name and not len(self.segments.postings(terms[0])[0]):  # `operator*`
             query = "SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'"
             known = (term for (term,) in self.database.execute(query))
             terms = fnmatch.filter(known, _fnmatch_pattern(DEFINED + name))

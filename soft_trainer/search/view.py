@@ -7,29 +7,30 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher, get_close_matches
-from itertools import chain
-from types import MappingProxyType
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from soft_trainer.errors import UserError
+from soft_trainer.search.index.chunks import OF_ENDING
 from soft_trainer.search.index.parsing import DEFINED
 from soft_trainer.search.index.words import WORD, parts, source_words, stem, terms, whole
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.messages import message_words, words_raised
 from soft_trainer.search.ranking.results import TESTS, SearchResult
-from soft_trainer.search.ranking.texts import SAME_NAME, Frame, files_at, frames, key, locations, place
+from soft_trainer.search.ranking.texts import Frame, key, locations
 from soft_trainer.search.ranking.weakness import is_weak
 from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.source.names import identifier_words
 
 CANDIDATES = 60  # the chunks among which an error message or a key is looked for
 FRAMES = 2  # the frames of a stack trace, or the locations in a failing command's output, that come first
+LOCATIONS = 100  # the locations in a text that are looked up
 FAILING_TESTS = 3  # the failing tests whose text is searched for
 MAX_MESSAGE = 60  # words; a longer line is no message
 # Filtering by one of these languages also allows the languages in its list.
-_RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
+_RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"]}
 CLOSE = 10  # the indexed words among which a similar one is chosen
 NEAREST = 0.7  # the least similarity of a misspelt word to the indexed word that is searched for instead
 SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for similar chunks
@@ -57,7 +58,9 @@ class View:
         languages = None
         if language:
             known = self.snapshot.languages
-            languages = known & {language.lower(), *_RELATED.get(language.lower(), ())}
+            name_or_ending = language.lower()
+            asked = OF_ENDING.get(f".{name_or_ending}", name_or_ending)
+            languages = known & {asked, *_RELATED.get(asked, ())}
             if not languages:
                 raise UserError(f"language={language!r}: no such files; the index has {', '.join(sorted(known))}")
         kept = self.snapshot.allowed(path, languages, name)
@@ -81,19 +84,18 @@ class View:
         similarity: np.ndarray | None,
         allowed: np.ndarray | None,
         limit: int,
-        text: str = "",
-        sources: Mapping[int, float] = MappingProxyType({}),
+        text: str,
+        sources: Mapping[int, float],
     ) -> list[SearchResult]:
         """Returns the best chunks that pass the filters.
 
         Args:
-            text: the query as typed. What raises an error message, and what a path, a location or a key names, is
-                first.
+            text: the query as typed. What raises an error message, and what a key names, is first.
             sources: a score for each chunk that is first for another reason; see `failed_at`.
         """
         ranked = dict(ranking.order_chunks(scores, self.segments, allowed, limit + CANDIDATES))
         chunks = list(ranked)[:CANDIDATES]
-        ranked |= self._raising(text, chunks, query.test_factor) | self._named(text, chunks, allowed) | sources
+        ranked |= self._raising(text, chunks, query.test_factor) | self._containing(text, chunks) | sources
         results: dict[Any, SearchResult] = {}
         for chunk, score in sorted(ranked.items(), key=lambda pair: -pair[1]):
             if len(results) == limit:
@@ -109,28 +111,21 @@ class View:
             results[same] = replace(result, weak=weak)
         return list(results.values())
 
-    def failed_at(self, text: str, turned: str, allowed: np.ndarray | None) -> tuple[dict[int, float], str]:
-        """Finds the chunks in which a pasted failure arose.
-
-        Args:
-            text: the query as typed.
-            turned: the query as `failure_first` turns it.
+    def failed_at(self, text: str, allowed: np.ndarray | None) -> tuple[dict[int, float], str]:
+        """Finds the chunks at the locations that a text mentions, such as the frames of a stack trace.
 
         Returns:
-            A score for each of the innermost frames of a stack trace, or of the locations nearest to the first error
-            in the output of tests, higher than all other scores; and the text of the first tests that failed.
+            A score for each of the first chunks, higher than all other scores; and the text of the first tests, which
+            are among these chunks only if the text has a single line.
         """
-        located = locations(text)
         found: dict[int, float] = {}
         tests = {}
-        both = located or frames(turned)
-        for frame, files in zip(both, files_at([frame.path for frame in both], self.segments, 2), strict=True):
-            if len(found) == FRAMES and (not located or len(tests) == FAILING_TESTS):
-                break
-            chunk = self._chunk_of(frame, files[0]) if files else None
+        several = "\n" in text.strip()
+        for frame, file in islice(locations(text, self.segments), LOCATIONS):
+            chunk = self._chunk_of(frame, file)
             if chunk is None:
                 continue
-            if located and self._is_test(chunk):
+            if several and self._is_test(chunk):
                 if len(tests) < FAILING_TESTS:
                     tests[chunk] = self._text(chunk)
             elif len(found) < FRAMES and (allowed is None or allowed[chunk]):
@@ -153,31 +148,16 @@ class View:
                 raising[chunk] = ranking.EXACT_MEMBER + size
         return raising
 
-    def _named(self, text: str, chunks: list[int], allowed: np.ndarray | None) -> dict[int, float]:
-        """Returns a score for the location that a query consists of, or for the chunks that contain a key verbatim.
-
-        Args:
-            chunks: the chunks among which a key is looked for.
-        """
-        asked = place(text)
-        (files,) = files_at([asked.path], self.segments, len(asked.path)) if asked else [[]]
-        paths = [self.segments.paths[file] for file in files]
-        if asked and "/".join(asked.path) in paths:
-            files = [files[paths.index("/".join(asked.path))]]
-        found: dict[int, float] = {}
-        for file in files if len(files) <= SAME_NAME else ():
-            chunk = self._chunk_of(asked._replace(path=asked.path[-1:]), file)
-            if chunk is not None and (allowed is None or allowed[chunk]):
-                found[chunk] = ranking.EXACT_MEMBER + 1 / (1 + len(found))
+    def _containing(self, text: str, chunks: list[int]) -> dict[int, float]:
+        """Returns a score for each of these chunks that contains verbatim the key that a query consists of."""
         own = key(text)
-        if (
-            found
-            or own is None
-            or any(own in WORD.findall(name)[-1:] for name in self.segments.names(np.array(chunks)))
+        if own is None or any(
+            own.replace("-", "_") in WORD.findall(name)[-1:] for name in self.segments.names(np.array(chunks))
         ):
-            return found
+            return {}
+        found = {}
         word = re.compile(rf"(?<!\w)(?<!\w-){re.escape(own)}(?!-?\w)")
-        given = re.compile(rf"^\s*[\"']?{re.escape(own)}[\"']?\s*[:=]|([\"'`]){re.escape(own)}\1", re.MULTILINE)
+        given = re.compile(rf"^\s*[\"']?{re.escape(own)}[\"']?\s*[:=]|([\"'`])-*{re.escape(own)}\1", re.MULTILINE)
         defining = set(self.segments.postings(DEFINED + whole(own))[0].tolist())
         for rank, chunk in enumerate(chunks):
             content = self._text(chunk)
@@ -191,7 +171,8 @@ class View:
         """Returns the chunk at a frame's line, or the nearest chunk with the function's name if the line has moved.
 
         Many trees have a file such as `setup.py` or `index.js` outside folders. It is the frame's file only if it
-        defines the function; otherwise, returns None.
+        defines the function, and a file outside the folders of a package only if it names the package; otherwise,
+        returns None.
         """
         path = self.segments.paths[file]
         chunks = np.arange(*self.segments.firsts[file : file + 2])
@@ -199,6 +180,9 @@ class View:
         named = [chunk for chunk, name in names.items() if frame.words.intersection(WORD.findall(name)[-1:])]
         if not named and "/" not in path and len(frame.path) > 1:
             return None
+        if frame.package and path.split("/")[-2:-1] != frame.path[-2:-1]:
+            if frame.package not in self.snapshot.text_of(path):
+                return None
         at_line = self.snapshot.chunk_at(path, frame.line)
         there = chunks[-1] if at_line is None else at_line
 

@@ -23,6 +23,13 @@ _CONTEXT = re.compile(
     rb"\bcontext\s*\((?:[^()\"]|\([^()\"]*\))*\)(?=\s*(?:@|(?:public|protected|private|internal|override|open|abstract|final"
     rb"|inline|suspend|operator|infix|tailrec|fun|val|var|class|interface)\b))"
 )
+# The guard of a branch, which the grammar does not know: `is String if text.length > 3 ->`.
+_GUARD = re.compile(
+    rb"^([ \t]*(?:!?(?:is|in)\b[^\n{}]*?|else|[\w.]+(?:\([^()\n]*\))?))([ \t]+if\b[^\n{}]*?)(?=[ \t]*->)", re.MULTILINE
+)
+# In C#, the head of a block of extension members, which the grammar takes for a method. It is parsed as the
+# head of a class, whose name is then the end of this word.
+_EXTENSION = re.compile(rb"^([ \t]*)extension(\s*(?:<[^{}()]*>)?\s*\([^(){}]*\)[^{}();]*)(?=\{)", re.MULTILINE)
 _READ_BYTES = 1 << 15
 _ACCESSORS = ("accessor_declaration", "getter", "setter")
 _MAX_AROUND = 8
@@ -31,7 +38,8 @@ _MAX_NAME = 200  # characters
 _KINDS = ("wrapper", "container", "function", "type", "signature")
 # In C, `struct point p` mentions a structure and does not define it.
 _NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
-_TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
+# Type parameters outside a conversion, which they belong to: `operator Foo<int>`; and `a::inline v1`.
+_TYPE_PARAMETERS = re.compile(r"(\boperator\s+\w.*)|(?<=::)inline\s+|(?<=\w)<\s*\w[^<>]*>", re.DOTALL)
 _CONVERSION = re.compile(r"(\boperator\s+\w[^(]*)\(.*", re.DOTALL)  # `operator bool() const`
 _SPACE = re.compile(r"(?<!\w) | (?!\w)")  # a space that does not separate two words
 # A directive in which the grammars for C and C++ expect nothing after a comment, with its comments and lines.
@@ -104,6 +112,9 @@ def parse_file(source: bytes, language: str, seconds: float = 60.0) -> tuple[Nod
         source = _without_macros(_without_inner_comments(source))
     if language == "kotlin":
         source = _CONTEXT.sub(lambda found: found[0].translate(BLANKS), source)
+        source = _GUARD.sub(lambda found: found[1] + found[2].translate(BLANKS), source)
+    if language == "csharp":
+        source = _EXTENSION.sub(lambda found: found[1] + b"class ion" + found[2].translate(BLANKS), source)
     read = partial(_parse, language=language, deadline=deadline)
     root = read(source)
     functions = {*SOURCE_LANGUAGES[language].functions.split(), *_ACCESSORS}
@@ -232,7 +243,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
         ]
         name = definition_name(source, node, own, SOURCE_LANGUAGES[language].wrappers)
         definition = Definition(kind, name, node, own, around[-_MAX_AROUND:])
-        if name:
+        if name and kind != "signature":
             around.append(definition)
         yield definition
 
@@ -287,9 +298,11 @@ def definition_name(source: bytes, node: Node, wrappers: Sequence[Node], naming:
     """
     named = name_node(node)
     for wrapper in reversed(wrappers):
-        if named is None and (field := naming.get(wrapper.type)):
-            named = wrapper.child_by_field_name(field)
-    if named is None:
+        field = naming.get(wrapper.type)
+        target = wrapper.child_by_field_name(field) if field else None
+        if target and (named is None or b".prototype." in source[target.start_byte : target.end_byte]):
+            named = target
+    if named is None or source[named.start_byte - 6 : named.end_byte] == b"extension":
         return ""
     if node.type == "function_definition" and (macro := defining_macro(source, node)):
         return ".".join(re.findall(r"\w+", macro[2]))
@@ -300,7 +313,7 @@ def definition_name(source: bytes, node: Node, wrappers: Sequence[Node], naming:
     if node.type == "destructor_declaration":
         return f"~{text}"
     if not text.isidentifier():  # most names are, and this saves a tenth of the time
-        while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
+        while (shorter := _TYPE_PARAMETERS.sub(r"\1", text)) != text:
             text = shorter
         text = _CONVERSION.sub(r"\1", text)
         text = compact_name(text.replace("::", ".").removeprefix("this.").strip("\"'` \n"))

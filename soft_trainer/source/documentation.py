@@ -129,7 +129,13 @@ _MARKDOWN = (
     (r"(?<![\w*])\*{1,2}(?=\w)([^*\n]+?)\*{1,2}(?![\w*])", r"\1"),
 )
 _BRACED = r"((?:[^{}]|\{[^{}]*\})*)\}"
+_DESCRIPTION = r"(?i:description|desc|summary|classdesc)\b"
+_DESCRIBED = (
+    (rf"(?ms)\A\s*@.*?(?=^\s*@{_DESCRIPTION})", ""),
+    (rf"(?m)^\s*@{_DESCRIPTION}[:\s]*", ""),
+)
 _JAVADOC = (
+    (r"\{@snippet\b(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*\}", ""),
     (r"(?i)\{@inheritdoc\}", ""),
     (r"\{@(?:link|linkplain|see|value)\s+(?P<target>[^\s({}|]*(?:\([^)]*\))?)(?P<label>[^{}]*)\}", _link),
     (rf"\{{@(?!return\b)\w+\s*{_BRACED}", r"\1"),
@@ -181,7 +187,7 @@ _XML = (
     (r"<see\s[^<>]*>([^<>]*)</see>", r"\1"),
 )
 
-JAVADOC = DocStyle(_JAVADOC + _HTML + _QUOTES, stop=_TAG_LINE)
+JAVADOC = DocStyle(_DESCRIBED + _JAVADOC + _HTML + _QUOTES, stop=_TAG_LINE)
 # gtk-doc begins with the function's name and its parameters.
 _GTK_DOC = (
     r"\A\s*[A-Za-z_][\w:.-]*:[ \t]*(?:\([^\n]*\))?[ \t]*(?:\n|\Z)"
@@ -194,13 +200,8 @@ DOXYGEN = DocStyle(
 )
 CSHARP = DocStyle(_XML + _QUOTES, stop=_TAG_LINE)
 PHPDOC = DocStyle(_JAVADOC + _HTML + _MARKDOWN, stop=_TAG_LINE)
-_DESCRIPTION = r"(description|desc|summary|classdesc)\b"
 JSDOC = DocStyle(
-    (
-        (rf"(?ms)\A\s*@.*?(?=^\s*@{_DESCRIPTION})", ""),
-        (rf"(?m)^\s*@{_DESCRIPTION}\s*", ""),
-        *PHPDOC.substitutions,
-    ),
+    _DESCRIBED + PHPDOC.substitutions,
     stop=rf"{_TAG_LINE}|\s*```|{_UNDERLINE}|\s*#+ (Examples?|Usage|Params?)",
 )
 GO = DocStyle(
@@ -213,8 +214,11 @@ GO = DocStyle(
 # Sections of Rustdoc are headings. KDoc has Javadoc's tags, and Markdown.
 RUST = DocStyle(GO.substitutions, stop=r"\s*#+ |\s*```")
 KDOC = DocStyle(GO.substitutions, stop=rf"{_TAG_LINE}|\s*```")
+# The signature of a function in C, which `help` would not show otherwise.
+_SIGNATURES = r"\A(?:\s*[A-Za-z_][\w.]*\((?:[^()\n]|\([^()\n]*\))*\)(?:[ \t]*->.*)?[ \t]*\n)+(?=\s*\S)"
 PYTHON = DocStyle(
     (
+        (_SIGNATURES, ""),
         (r":[\w:.+-]+:`[~!]?([^`<]*?)(\s*<[^`>]*>)?`", r"\1"),
         (r"`([^`<]+?)\s*<[^`>]*>`_+", r"\1"),
         *_MARKDOWN,

@@ -39,10 +39,9 @@ _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 _NO_DOCUMENTATION = re.compile(r"/\*\*(?=[*/])|////|/\*[*!]<|//[/!]<")
 # Bodies that are not in a field.
 _BODIES = ("function_body", "block", "getter", "setter", "try_statement")
-# In Rust, `/// Adds.` is short for `#[doc = "Adds."]`.
-_DOC_ATTRIBUTE = re.compile(
-    r"#\[\s*doc\s*=\s*(?:r(?P<hashes>#*)\"(?P<raw>.*)\"(?P=hashes)|\"(?P<text>.*)\")\s*\]", re.DOTALL
-)
+# In Rust, `/// Adds.` is short for `#[doc = "Adds."]`, which may be composed, and depend on a condition.
+_DOC_ATTRIBUTE = re.compile(r"#\[\s*(?:cfg_attr\s*\(.*,\s*)?doc\s*=\s*(?:concat!\s*\(\s*)?((?:r#*)?\".*)\]", re.DOTALL)
+_RUST_STRING = re.compile(r"r(?P<hashes>#*)\"(?P<raw>.*?)\"(?P=hashes)|\"(?P<text>(?:\\.|[^\"\\])*)\"", re.DOTALL)
 _START = attrgetter("start_byte")
 _STRINGS = ("string", "parenthesized_expression")  # the second may be a docstring in brackets
 _MAX_OVERLOADS = 50
@@ -235,7 +234,13 @@ class FileFunctions:
     def docstring(self, function: Function) -> str:
         """Returns a function's documentation without delimiters, or "" if it has none."""
         if not self.table.docstring_in_body:
-            return self.table.style.strip(self._doc_comment(function)).strip()
+            inner = []
+            for node in function.body.named_children:
+                text = node_text(self.source, node).rstrip()
+                if not text.startswith(self.table.inner_doc):
+                    break
+                inner += _as_lines(strip_comment(text).strip())
+            return self.table.style.strip("\n".join([self._doc_comment(function), *inner]).strip()).strip()
         for first in function.body.named_children[:1]:
             return cleandoc(_string_statement(first, self.source) or "").strip()
         return ""
@@ -288,7 +293,8 @@ class FileFunctions:
             text = node_text(self.source, node).rstrip()
             if not node.type.endswith("comment"):  # an attribute
                 if found := _DOC_ATTRIBUTE.fullmatch(text):
-                    lines[:0] = _as_lines(found["raw"] or _unescaped(found["text"] or ""))
+                    strings = _RUST_STRING.finditer(found[1])
+                    lines[:0] = _as_lines("".join(one["raw"] or _unescaped(one["text"] or "") for one in strings))
                 continue
             is_block = text.startswith(("/*", "=begin"))
             if is_block and not joined:

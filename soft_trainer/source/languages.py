@@ -35,6 +35,7 @@ class SourceLanguage:
         gap: a pattern for the text that may come between a function and its doc comment, besides attributes and other
             comments.
         doc_prefix: the beginnings of doc comments. Other comments (`/* ... */` in Java) are not documentation.
+        inner_doc: the beginnings of doc comments at the start of the body.
         joined: True if all doc comments before a function are one text, whatever comments and lines come between.
         docstring_in_body: True if the documentation is the first statement of the body.
         nested: True if nested functions also become rows.
@@ -56,6 +57,7 @@ class SourceLanguage:
     wrappers: dict[str, str] = field(default_factory=dict)
     gap: str = r"\s*"
     doc_prefix: tuple[str, ...] = ("/**",)
+    inner_doc: tuple[str, ...] = ()
     joined: bool = False
     docstring_in_body: bool = False
     nested: bool = False
@@ -78,7 +80,7 @@ _NAMING_FUNCTIONS = {
 _LINES_AND_BLOCKS = "(line_comment) @comment (block_comment) @comment"
 SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
     "ruby": SourceLanguage(
-        extensions=(".rb", ".rake"),
+        extensions=(".rb", ".rake", ".gemspec"),
         functions="method singleton_method",
         strings="string heredoc_body regex subshell delimited_symbol string_array",
         # Sorbet's signatures
@@ -94,7 +96,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         test_words="test tests spec specs",
     ),
     "python": SourceLanguage(
-        extensions=(".py",),
+        extensions=(".py", ".pyw"),
         functions="function_definition",
         strings="string",
         # A string that is a statement is a docstring or serves as a comment.
@@ -178,6 +180,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         containers="impl_item trait_item mod_item",
         style=documentation.RUST,
         doc_prefix=("///", "/**"),
+        inner_doc=("//!", "/*!"),
         joined=True,
         types="struct_item enum_item union_item type_item macro_definition",
         signatures="(function_signature_item) @signature (associated_type) @signature",
@@ -205,6 +208,8 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         functions="function_declaration secondary_constructor",
         strings="string_literal multiline_string_literal character_literal",
         comments=_LINES_AND_BLOCKS,
+        # At the top of a file, the grammar takes `@Throws(IOException::class)` for an expression.
+        attributes="(annotated_expression) @attribute",
         containers="class_declaration object_declaration",
         style=documentation.KDOC,
         gap=r"\s*(?:context\s*\((?:[^()]|\([^()]*\))*\)\s*)?",
@@ -218,7 +223,7 @@ _C = SOURCE_LANGUAGES["c"]
 _JAVASCRIPT = SOURCE_LANGUAGES["javascript"]
 SOURCE_LANGUAGES["cpp"] = replace(
     _C,
-    extensions=(".cpp", ".cc", ".cxx", ".hpp", ".hh", ".hxx", ".cu", ".cuh"),
+    extensions=(".cpp", ".cc", ".cxx", ".hpp", ".hh", ".hxx", ".C", ".tpp", ".ipp", ".inl", ".ino", ".cu", ".cuh"),
     strings=_C.strings + " raw_string_literal",
     containers="class_specifier struct_specifier namespace_definition",
     wrappers=_C.wrappers | {"template_declaration": "", "friend_declaration": ""},
@@ -248,7 +253,7 @@ _IN_CPP = re.compile(rb"^[ \t]*(class|namespace|template)\b|\b\w+::\w", re.MULTI
 
 def source_language(path: str, source: bytes) -> str | None:
     """Returns a source file's language, or None if the extension is unknown. A `.h` file may be in C or in C++."""
-    ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
-    if ending == ".h" and _IN_CPP.search(source):
+    ending = "".join(path.rpartition("/")[2].rpartition(".")[1:])
+    if ending in (".h", ".H") and _IN_CPP.search(source):
         return "cpp"
-    return LANGUAGE_OF_ENDING.get(ending)
+    return LANGUAGE_OF_ENDING.get(ending, LANGUAGE_OF_ENDING.get(ending.lower()))  # `.C` is C++

@@ -1,4 +1,4 @@
-"""Defines the file names in an output folder, writes files atomically, and reads JSON and JSON Lines."""
+"""Defines the file names in an output folder, writes files atomically, locks files, reads JSON and JSON Lines."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ from pathlib import Path, PurePath
 from typing import IO, TextIO
 
 from safetensors import SafetensorError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 from soft_trainer.errors import UserError
 
@@ -89,6 +94,23 @@ def written_aside(path: str | Path) -> Iterator[Path]:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def lock_file(file: IO | int, wait: bool = False) -> bool:
+    """Locks an open file or descriptor until it is closed. Returns False if another process has locked it.
+
+    Args:
+        wait: True to wait for that process. Where there are no locks, as on Windows and on some file systems, returns
+            True at once.
+    """
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system does not support locks
+        pass
+    return True
 
 
 def write_text(path: str | Path, text: str) -> None:

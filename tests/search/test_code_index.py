@@ -4,6 +4,8 @@ import os
 import shlex
 import sqlite3
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,7 +17,7 @@ from trees import FILES, write_tree
 
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.index import store, updating
+from soft_trainer.search.index import chunks, store, updating
 
 
 def paths(results):
@@ -204,6 +206,33 @@ def test_a_language_whose_files_are_gone_is_not_listed(tree, index):
     assert sorted(index.files_by_language()) == ["markdown", "python", "text"]
     with refused("language='go': no such files; the index has markdown, python, text"):
         index.search("port", language="go")
+
+
+def test_a_file_that_took_too_long_is_read_again(tree, monkeypatch):
+    with monkeypatch.context() as busy:
+        busy.setattr(chunks, "PARSE_SECONDS", 0.0)
+        index = CodeIndex.build(tree)
+        assert {result.name for result in index.search("parse_date")} == {""} and len(index.broken_files()) > 1
+    assert index.update() is False
+    index = CodeIndex.build(tree)
+    assert index.search("parse_date")[0].name == "parse_date" and index.broken_files() == []
+
+
+def test_where_there_are_no_locks_none_is_taken(tree, monkeypatch):
+    monkeypatch.setattr("soft_trainer.system.files.fcntl", None)
+    assert CodeIndex.build(tree).search("parse_date")[0].name == "parse_date"
+
+
+@pytest.mark.slow
+def test_the_package_is_imported_where_there_are_no_locks():
+    code = "import sys; sys.modules['fcntl'] = None; import soft_trainer.run.folder, soft_trainer.search.code_index"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("language", "ending"), [("py", ".py"), ("GO", ".go"), ("md", ".md")])
+def test_a_language_may_be_named_by_the_ending_of_its_files(index, language, ending):
+    endings = {Path(path).suffix for path in paths(index.search("parse date server shop", language=language))}
+    assert endings == {ending}
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, "3"])

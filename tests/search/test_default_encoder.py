@@ -44,9 +44,9 @@ def test_a_static_encoder_counts_less(tree, stub, monkeypatch, runtime, expected
     trusted = []
     score = ranking.score
 
-    def recorded(query, segments, similarity=None, trust=1.0):
+    def recorded(query, segments, similarity, trust, exact):
         trusted.append(trust)
-        return score(query, segments, similarity, trust)
+        return score(query, segments, similarity, trust, exact)
 
     stub.runtime = runtime
     with CodeIndex.build(tree, model="stub") as index:

@@ -17,6 +17,11 @@ VECTOR = """class Vec {
   ~Vec() { n = 0; }
 };
 Vec::operator int() const { return 1; }
+Vec& Vec::operator+=(const Vec& o) { n += o.n; return *this; }
+struct Any {
+  operator Foo<int>() { return 1; }
+  operator Foo<bool>() { return 2; }
+};
 std::ostream& operator<<(std::ostream& s, const Vec& v) { return s; }
 """
 RUBY = """class Cart
@@ -39,6 +44,20 @@ RUBY = """class Cart
   def total=(value)
     @total = value
   end
+
+  def save
+    valid
+  end
+
+  def save!
+    save || raise(Invalid)
+  end
+end
+
+class M
+  def save!
+    save
+  end
 end
 """
 FOUND = {
@@ -55,6 +74,11 @@ FOUND = {
     "Vec.operator->": ["Vec.operator->"],
     "operator <<": ["operator<<"],
     "Vec.~Vec": ["Vec.~Vec"],
+    "operator+=": ["Vec.operator+="],
+    "operator Foo<int>": ["Any.operator Foo<int>"],
+    "Any::operator Foo<bool>": ["Any.operator Foo<bool>"],
+    "save!": ["Cart.save!", "M.save!"],
+    "M#save!": ["M.save!"],
     "Vec.operator+": [],
     "Vec.operator!=": [],
     "Cart.==": ["Cart.=="],
@@ -79,5 +103,11 @@ def index(tmp_path_factory):
 
 @pytest.mark.parametrize("name", FOUND)
 def test_a_name_with_signs_finds_only_itself(index, name):
-    found = index.search("vec cart operator valid total other", 50, name=name)
+    found = index.search("vec cart operator valid total other save", 50, name=name)
     assert sorted(result.name for result in found) == FOUND[name]
+
+
+@pytest.mark.parametrize("name", [name for name, found in FOUND.items() if found and "*=" not in name])
+def test_a_query_that_is_a_name_with_signs_finds_it_first(index, name):
+    found = [result.name for result in index.search(name)]
+    assert sorted(found[: len(FOUND[name])]) == FOUND[name]

@@ -43,6 +43,11 @@ NAMES = [
     ("typescript", "export function f(a: string): void;\nexport function f(a: any) {}\n", ["f", "f"]),
     ("javascript", "const Cart = class { total() {} };\nCart.prototype.sum = sum;\n",
      ["Cart", "total", "Cart.prototype.sum"]),
+    ("javascript", "Cart.prototype.sum = function add() {};\nexports.a = function b() {};\n",
+     ["Cart.prototype.sum", "Cart.prototype.sum", "b"]),
+    ("cpp", "struct Cart { operator std::vector<int, B<C>>() { return 1; } };\n"
+     "Cart<T>::operator Foo<T>() { return 1; }\n",
+     ["Cart", "operator std.vector<int,B<C>>", "Cart.operator Foo<T>"]),
     ("java", "public @interface Cart { int value() default 1; }\ninterface Shop { void sell(); }\n",
      ["Cart", "value", "Shop", "sell"]),
     ("rust", "trait Cart {\n  type Item;\n  fn total(&self);\n}\nextern \"C\" { fn sum(a: i32); }\n",
@@ -101,7 +106,7 @@ BROKEN = [
      "    fun d() {}\n  }\n}\nfun e() {}\n", {"A.a": 2, "A.b": 6, "A.C.d": 8, "e": 11}),
     ("kotlin", "actual open class A\ninternal actual constructor(\n  val a: Int,\n) : B {\n  @C\n  fun d() {}\n\n"
      "  companion object {\n    fun e() {}\n  }\n}\n", {"A.d": 5, "A.e": 9}),
-    ("kotlin", "fun a(b: Any) {\n  when (b) {\n    is Int if b > 1 -> c()\n  }\n}\nclass D(\n  val e: Int,\n) {\n"
+    ("kotlin", "fun a(b: Any) {\n  when (b) {\n    is Int when b > 1 -> c()\n  }\n}\nclass D(\n  val e: Int,\n) {\n"
      "  fun f() = 1\n}\n", {"D.f": 9}),
     ("kotlin", "class A {\n  val a: Int\n    get() {\n      return 1\n    }\n  fun suspend(a: Int) {\n  }\n"
      "  val b: Int\n    get() {\n      fun suspend(a: Int) {\n      }\n    }\n}\n", {"A.a": 2}),

@@ -74,6 +74,25 @@ DOCUMENTED = [
     ("rust", "attributes that are documentation", "#[doc = \" Adds \\\"a\\\".\"]\n#[inline]\n"
      "#[doc = r#\"And \"b\".\"#]\nfn add() {}\n"
      "#[doc(hidden)]\nfn bare() {}\n", {"add": "Adds \"a\".\nAnd \"b\".", "bare": ""}),
+    ("rust", "a condition and a composed text", "#[cfg_attr(feature = \"a, b\", doc = \"Adds.\")]\nfn add() {}\n"
+     "#[doc = concat!(\"One \", r#\"\"two\".\"#)]\nfn two() {}\n#[doc = include_str!(\"a.md\")]\nfn bare() {}\n",
+     {"add": "Adds.", "two": "One \"two\".", "bare": ""}),
+    ("rust", "the start of the body", "/// Adds.\nfn add() {\n    //! Slowly.\n    //! Surely.\n    sum()\n}\n"
+     "fn halve() {\n    /*! Halves. */\n    // slow\n    sum()\n}\nfn bare() {\n    sum(); //! no\n}\n",
+     {"add": "Adds.\nSlowly.\nSurely.", "halve": "Halves.", "bare": ""}),
+    ("kotlin", "annotations after another declaration", "val x = 1\n\n/** Adds. */\n@Throws(A::class)\nfun add() { }\n"
+     "class A\n/** Halves. */\n@Deprecated(\"no\", ReplaceWith(\"y\"))\n@JvmName(\"b\")\ninline fun halve(): Int = 1\n"
+     "@Suppress(\"a\")\nfun bare() = 2\n",
+     {"add": "Adds.", "halve": "Halves.", "bare": ""}),
+    ("kotlin", "a guard", "/** Adds. */\nfun add(x: Any) = when (x) {\n    is String if x.length > 3 -> 1\n"
+     "    A.B if (x != 2) -> 2\n    else if x == 3 -> 4\n    else -> 5\n}\n/** Halves. */\nfun halve() = 1\n",
+     {"add": "Adds.", "halve": "Halves."}),
+    ("csharp", "a block of extensions", "static class E {\n  extension<T>(List<T> a) where T : class {\n"
+     "    /// Adds.\n    public int Add() => 1;\n    /// Halves.\n    public int Halve() { return 1; }\n  }\n"
+     "  extension(string a)\n  {\n    /// Counts.\n    public int Count() => 1;\n  }\n}\n",
+     {"E.Add": "Adds.", "E.Halve": "Halves.", "E.Count": "Counts."}),
+    ("cpp", "an inline namespace", "namespace a::inline v1 {\n/** Adds. */\nint add() { return 1; }\n}\n",
+     {"a.v1.add": "Adds."}),
     ("rust", "no documentation", "//// Adds.\nfn add() {}\n/*** Halves. */\nfn halve() {}\n"
      "", {"add": "", "halve": ""}),
     ("c", "blank lines", "int a;\n/** Adds. */\n\n\nint add(void) { return 1; }\nint bare(void) { return 1; }\n",
@@ -228,6 +247,15 @@ SUMMARIES = [
     ("javascript", "/**\n * Adds numbers.\n * @param {number} a\n * @description More of it.\n */\n"
      "function add(a) {}\n",
      "Adds numbers."),
+    ("java", "class A {\n  /**\n   * @Title: add\n   * @Description: Adds numbers.\n   * @param a x\n   */\n"
+     "  int add(int a) { return 1; }\n}\n", "Adds numbers."),
+    ("java", "class A {\n  /** Adds {@snippet : if (a) { b({1}); } } numbers. */\n  int add(int a) { return 1; }\n}\n",
+     "Adds  numbers."),
+    ("python", 'def add(a):\n    """add(a, b=(1, 2)) -> int\n    numbers.add(a)\n\n    Adds numbers.\n    """\n',
+     "Adds numbers."),
+    ("python", 'def add(a):\n    """add(a)"""\n', "add(a)"),
+    ("python", 'def add(a):\n    """add(a) adds numbers (all of them)\n    at once."""\n',
+     "add(a) adds numbers (all of them)\nat once."),
     ("go", "package a\n\n// Add adds a[i] to [Sum].\nfunc Add() {}\n", "Add adds a[i] to Sum."),
 ]
 # fmt: on

@@ -63,7 +63,8 @@ _INTERPRETERS = {
 }  # fmt: skip
 _SHEBANG = re.compile(rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?([A-Za-z]+)")
 
-LANGUAGES = frozenset(LANGUAGE_OF_ENDING.values()) | frozenset(OTHER_LANGUAGES.values())
+OF_ENDING = OTHER_LANGUAGES | LANGUAGE_OF_ENDING
+LANGUAGES = frozenset(OF_ENDING.values())
 LINES, CLASS, WHOLE = range(3)
 TEXT_LANGUAGES = {"markdown", "restructuredtext", "text", "json", "yaml", "toml", "ini", "xml", "html", "css"}
 
@@ -79,7 +80,7 @@ class Chunk:
             there with and without them.
         kind: `LINES` for lines outside definitions, `CLASS` for the lines of a class outside its members, and
             `WHOLE` for other definitions and for notebooks.
-        parsed: False if a syntax error in the file may hide functions.
+        broken: 1 if a syntax error in the file may hide functions, 2 if parsing failed or took too long.
     """
 
     start: int
@@ -87,7 +88,7 @@ class Chunk:
     name: str = ""
     defines: list[str] = field(default_factory=list)
     kind: int = LINES
-    parsed: bool = True
+    broken: int = 0
 
 
 def language_of(path: str, source: bytes) -> str:
@@ -127,9 +128,10 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
     lines = source.split(b"\n")
     spans = []
     signatures = []
-    parsed = True
+    broken = 0
     if language in SOURCE_LANGUAGES:
         root, parsed = parse_file(source, language, PARSE_SECONDS)
+        broken = 2 if root is None else int(not parsed)
         spans, signatures = _definitions(root, source, language)
         signatures += _constants(lines, spans, language)
     chunks = []
@@ -138,7 +140,7 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
         if following and following.start <= span.end:  # the head of a class or of a long function
             end = _with_comments(lines, following.start, span.start + 1) - 1
             span = Chunk(span.start, max(end, span.start), span.name, span.defines, span.kind)
-        elif span.kind == CLASS:
+        elif span.kind == CLASS and span.end > span.start:
             span.kind = WHOLE  # it has no members
         start = _with_comments(lines, max(span.start, line), line)
         if span.end < line:  # a second definition on the same line
@@ -158,7 +160,7 @@ def _split_text(source: bytes, language: str) -> list[Chunk]:
         if name not in chunk.defines and len(chunk.defines) < MAX_LINES:
             chunk.defines.append(name)
     for chunk in chunks:
-        chunk.parsed = parsed
+        chunk.broken = broken
     return chunks
 
 
@@ -239,7 +241,7 @@ def _definitions(root: Node | None, source: bytes, language: str) -> tuple[list[
         last = node.end_point.row
         last -= node.end_point.column == 0 and last > first
         name = ".".join([*(outer.name for outer in found.around[-_MAX_SCOPE:]), found.name])
-        kind = CLASS if found.kind == "container" else WHOLE
+        kind = CLASS if found.kind == "container" or (found.kind == "type" and first == last) else WHOLE
         body = node.child_by_field_name("body")
         if body and source[body.start_byte : body.end_byte] == b"...":  # an overload, or a stub in a `.pyi` file
             kind = LINES

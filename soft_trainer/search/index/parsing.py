@@ -99,7 +99,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
         lengths = []
         kinds = []
         digests = []
-        parsed = True
+        broken = 0
         lines = source.split(b"\n")
         for chunk, text, marked in _chunks(path, source, language):
             before = len(term)
@@ -109,7 +109,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             sizes.append(len(term) - before)
             spans.append([chunk.start, chunk.end, chunk.name])
             kinds.append(chunk.kind)
-            parsed = parsed and chunk.parsed
+            broken = max(broken, chunk.broken)
             digests.append(digest_of(embedded_text(path, chunk.name, lines[chunk.start - 1 : chunk.end])))
         traits = {
             "test": is_test_path(path, language),
@@ -118,7 +118,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None], included: Collectio
             "text": language in TEXT_LANGUAGES,
             "vendored": maybe_vendored(path),
             "generated": is_generated(source),
-            "broken": not parsed,
+            "broken": broken,
         }
         others = {
             "language": language,

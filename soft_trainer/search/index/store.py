@@ -7,7 +7,6 @@ common words over 250,000 chunks.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import json
@@ -24,19 +23,19 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.index.words import composed
-from soft_trainer.system.files import cache_dir, written_aside
+from soft_trainer.system.files import cache_dir, lock_file, written_aside
 from soft_trainer.system.terminal import print_on_main
 
 DATABASE = "index.sqlite"
 SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, model, truncate_dim
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
-FORMAT = 20  # increases when chunks, terms, languages or the schema change, so that indexes are built again
+FORMAT = 21  # increases when chunks, terms, languages or the schema change, so that indexes are built again
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 # A file's traits: 1 if it is a test; the number of folders above it; the number of words in its file name; 1 if it is
 # text instead of source code; 1 if its folder may contain third-party code; 1 if it is generated; 1 if a
-# syntax error may hide functions.
+# syntax error may hide functions, 2 if parsing failed or took too long.
 TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated", "broken")
 # Above either limit, `compact` drops dead postings and merges the segments.
 MAX_DEAD_SHARE = 0.05
@@ -123,15 +122,11 @@ def _check_owner(index_dir: Path) -> None:
 def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator[bool]:
     """Locks an index for writing or encoding. Yields False if the lock is taken and `wait` is False."""
     with open(os.open(index_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not wait:
-                yield False
-                return
+        held = lock_file(file)
+        if wait and not held:
             print_on_main(f"another process is writing to {index_dir}; waiting for its end")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield True
+            held = lock_file(file, wait=True)
+        yield held
 
 
 def read_settings(index_dir: Path) -> dict:

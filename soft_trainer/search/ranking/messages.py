@@ -1,4 +1,4 @@
-"""Recognises the chunk that raises an error message: one of its string literals contains most of the message.
+"""Recognises the chunk that raises an error message: it has most of a string literal's words, in order.
 
 Values in a message, such as paths and numbers, are not in the source code, so half of the message is enough.
 """
@@ -18,12 +18,15 @@ LEAST = 3  # fewer words of a message are in a literal by chance, unless they ar
 
 
 def message_words(query: str) -> list[str]:
-    """Returns the words of an error message as typed, without a first word such as `ValueError:` or `panic:`."""
-    return re.sub(r"^\S+: ", "", query.strip()).split()
+    """Returns the words of an error message without signs, and without a first word such as `ValueError:`."""
+    words = re.sub(r"^\S+: ", "", query.strip()).split()
+    return list(filter(None, map(_plain, words)))
 
 
 def words_raised(words: Sequence[str], chunk: SearchResult, text_of: Callable[[str], str]) -> int:
     """Returns how many words of a message one string literal of a chunk contains, or 0 if they are too few.
+
+    They are most of the literal, too: a description may share as many words with a long text.
 
     Args:
         text_of: returns the text of a file.
@@ -34,49 +37,32 @@ def words_raised(words: Sequence[str], chunk: SearchResult, text_of: Callable[[s
     best = 0
     source = text_of(chunk.path).encode()
     for literal in literals(source, chunk.language, chunk.start_line, chunk.end_line):
-        plain = _plain(literal)
-        size = _shared(words, plain)
-        if size < least and not size == len(words) == len(plain.split()):
-            size = _filled(words, plain)
-        best = max(best, size)
+        literal = re.sub(r"^\w*[\"'`]+", "", literal)
+        size = _shared(words, _plain(literal))
+        fixed = len(_plain(_HOLE.sub(" ", literal)).split())
+        if (size >= least and 2 * size > fixed) or size == len(words) == fixed:
+            best = max(best, size)
     return best
 
 
-def _filled(words: Sequence[str], literal: str) -> int:
-    """Returns the number of words around the values of a literal if a message has them all, or 0 if they are too few.
-
-    A message may be composed: `Invalid value for {name}: {message}`.
-    """
-    message = f" {' '.join(WORD.findall(' '.join(words)))} "
-    position = total = 0
-    for part in _HOLE.split(re.sub(r"^\w*[\"'`]+", "", literal)):
-        run = WORD.findall(part)
-        if not run:
-            continue
-        position = message.find(f" {' '.join(run)} ", position)
-        if position < 0:
-            return 0
-        total += len(run)
-    return total if total >= LEAST else 0
-
-
 def _plain(text: str) -> str:
-    """Returns source code without backslashes, and with single spaces."""
-    return " ".join(re.sub(r"\\[nrt]", " ", text).replace("\\", "").split())
+    """Returns the words of source code, without escapes, with single spaces."""
+    return " ".join(WORD.findall(re.sub(r"\\[nrt]", " ", text)))
 
 
 def _shared(words: Sequence[str], text: str) -> int:
     """Returns how many words a text contains in the same order, counting only runs of two words or more."""
+    text = f" {text} "
     total = position = start = 0
     while start < len(words):
         size = end = 0
         while start + size < len(words):
             run = " ".join(words[start : start + size + 1])
-            found = text.find(run, position)
+            found = text.find(f" {run} ", position)
             if found < 0:
                 break
             size += 1
-            end = found + len(run)
+            end = found + len(run) + 1
         if size > 1:
             total += size
             position = end

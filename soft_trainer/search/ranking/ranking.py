@@ -8,6 +8,7 @@ has the results, including results on eleven repositories that were never used f
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -18,7 +19,6 @@ from soft_trainer.search.index.chunks import CLASS, LINES
 from soft_trainer.search.index.parsing import DEFINED, NAME, OWN_NAME, SUMMARY
 from soft_trainer.search.index.store import Segments
 from soft_trainer.search.index.words import STOP_WORDS, WORD, is_unspaced, stem, terms, whole
-from soft_trainer.source.names import identifier_words
 
 # The usual parameters of BM25.
 K1 = 1.2
@@ -29,8 +29,7 @@ OWN_NAME_COVERED = 1.0  # the fraction of the file's name that is in the query
 DEFINED_WORDS = 0.5  # the fraction of the query that is in the names that the file defines
 DEFINED_NAME = 0.25  # the file defines a word of the query, which may be chance: `result = ...`
 DEFINED_SYMBOL = 1.0  # the same if the word can only be a name: `parseDate`, `parse_date`, or the whole query
-DEFINED_MEMBER = 2.0  # the same for the query `Parser.parse`, if the file defines `parse` in `Parser`
-EXACT_MEMBER = 10.0  # the same if its qualified name is exactly the query: more than all other features together
+EXACT_MEMBER = 10.0  # the same for the query `Parser.parse` or `save!`: more than all other features together
 # Wrappers, compatibility layers and vendored copies are in deeper folders than the original.
 DEPTH_DISCOUNT = 0.1
 DISCOUNTS = {
@@ -137,12 +136,14 @@ def score(
     segments: Segments,
     similarity: np.ndarray | None = None,
     trust: float = 1.0,
+    exact: Sequence[int] = (),
 ) -> Scores:
     """Scores all files and chunks for a query by words and, optionally, by an encoder's similarity.
 
     Args:
         similarity: float32[chunks], the encoder's similarity to the query, or NaN for a chunk without an embedding.
         trust: a factor for the weight of the similarity.
+        exact: the chunks whose qualified name the query is.
     """
     owners = segments.owners
     norm, file_norm = _norms(segments)
@@ -171,8 +172,7 @@ def score(
             total += rarity
             chunk_words[chunks] += rarity
             chunk_summary[summary] += rarity
-    exact, defining = _defining(query, segments)
-    for chunks, share in defining:
+    for chunks, share in _defining(query, segments):
         defined[owners[chunks]] = np.maximum(defined[owners[chunks]], share)
         chunk_defined[chunks] = np.maximum(chunk_defined[chunks], share)
     asked = total or 1.0
@@ -202,9 +202,10 @@ def score(
         files += np.maximum.reduceat(similar, segments.firsts[:-1])
         chunks += similar
     files *= _discounts(segments, files > 0, query.test_factor)
+    exact = np.asarray(exact, np.int64)
     chunks[exact] += EXACT_MEMBER
     files[owners[exact]] += EXACT_MEMBER  # once for each file, and after all discounts
-    return Scores(files, chunks, total > 0, containing)
+    return Scores(files, chunks, total > 0 or len(exact) > 0, containing)
 
 
 def _distinct(owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -215,57 +216,13 @@ def _distinct(owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return owners[starts], starts
 
 
-def _defining(query: Query, segments: Segments) -> tuple[np.ndarray, list[tuple[np.ndarray, float]]]:
-    """Returns the chunks whose qualified name is exactly the query, and (chunks, weight) for each name they define."""
-    none = np.zeros(0, np.int64)
-    if query.kind == "symbol" and len(query.words) > 1:
-        members, exact = _members(query.words, segments)
-        if len(members):
-            return exact, [(members, DEFINED_MEMBER)]
-    defining = []
+def _defining(query: Query, segments: Segments) -> Iterator[tuple[np.ndarray, float]]:
+    """Yields (chunks, weight) for each word of a query that names define."""
     for word in query.words:
         share = DEFINED_NAME
         if query.kind == "symbol" or _NAME_ALONE.search(word):
             share = DEFINED_SYMBOL
-        defining.append((segments.postings(DEFINED + whole(word))[0], share))
-    return none, defining
-
-
-def _members(words: tuple[str, ...], segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the chunks that define a qualified name such as `Parser.parse`: `parse` in a class or module `Parser`.
-
-    A qualifier must be part of the chunk's qualified name or of the file's name (a module). The first qualifiers may
-    be part of neither, as in `shop.orders.Parser.parse`.
-
-    Returns:
-        The chunks that match as many qualifiers as possible, and the chunks with exactly this name.
-    """
-    *around, name = words
-    chunks = segments.postings(DEFINED + whole(name))[0]
-    narrowing = []
-    for word in reversed(around):
-        in_name = np.ones(len(chunks), bool)
-        for part in identifier_words(word):
-            in_name &= np.isin(chunks, segments.postings(NAME + stem(part))[0])
-        files = segments.owners[segments.postings(OWN_NAME + stem(whole(word)))[0]]
-        chunks = chunks[in_name | np.isin(segments.owners[chunks], files)]
-        if not len(chunks):
-            break
-        narrowing.append(chunks)
-    if not narrowing:
-        return chunks, chunks
-    candidates = narrowing[0]
-    agreeing = []  # for each chunk, how many last words its qualified name shares, and whether the names are equal
-    for qualified in segments.names(candidates):
-        own = tuple(WORD.findall(qualified))
-        size = min(len(own), len(words))
-        if own[-size:] == words[-size:]:
-            agreeing.append((size, own == words))
-        else:
-            agreeing.append((0, False))
-    best = max((1, False), *agreeing)
-    exact = candidates[[one == best for one in agreeing]]
-    return narrowing[-1], exact
+        yield segments.postings(DEFINED + whole(word))[0], share
 
 
 def _share(similarity: np.ndarray) -> np.ndarray:

@@ -4,60 +4,55 @@ The first line, the opening (the first line and the next paragraph) and the whol
 that the text mentions are a fourth ranking. The rankings are fused by reciprocal rank. `benchmarks/RESULTS.md` has the
 results for the issues of SWE-bench.
 
-The pasted output of a failing command is first turned, so that it begins with its first error. A stack trace begins
-with its innermost frames in the index.
+No program is recognised. The chunks at the locations (a path and a line number) nearest to a text's errors come first.
+A text with locations that does not begin with sentences is turned, so that it begins with its first error.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain, islice
 from os.path import commonprefix
 from typing import NamedTuple
 
 import numpy as np
 
 from soft_trainer.search.index.store import Segments
-from soft_trainer.search.index.words import WORD, parts
+from soft_trainer.search.index.words import STOP_WORDS, WORD, parts
 from soft_trainer.search.ranking.ranking import DISCOUNTS, Query, Scores, ordering, parse_query
 
 NEAR = 10  # a file of rank r scores 1 / (NEAR + r); a larger number brings the first ranks closer together
+PROSE = 0.2  # the least share of stop words in a sentence; programs print fewer
 SAME_NAME = 3  # a path that matches more files is ignored
-# A pasted failure begins with a command (`$ ...`, or words of commands, options and arguments that are no prose), or
-# with output of pytest, unittest, go test, cargo, vitest, jest, Maven, Gradle, RSpec or PHPUnit.
-_WORDS = (
-    "python3?|pytest|phpunit|dotnet|tox|uv|poetry|go|cargo|npm|npx|pnpm|yarn|node|jest|vitest|tsc|mvnw?|gradlew?|bundle|rspec|rake|make"
-    "|run|exec|test|build|check|vet"
+# What terminals colour with, and what begins the lines of an exception in a group.
+_MARKS = re.compile(
+    r"\x1b\[[\d;:?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|^[ \t]*(?:\| |\+-\+-)+", re.MULTILINE
 )
-_COMMAND = re.compile(rf"\$ .*|([\w./]*/)?({_WORDS})( ({_WORDS})| -\S+( \w+)?| \S*[./:=]\S*)*")
-_OUTPUT = re.compile(
-    r"[=_]{3,} |[.FEs]+$|(RUN|FAIL|PASS|=== RUN|\[INFO\]|\[ERROR\]|> Task)\s"
-    r"|running \d+ test|PHPUnit \d|Compiling \S+ v\d|# \S+ \[|Failures:"
-)
-_HEADING = "Traceback (most recent call last):\n"  # in every traceback
-# The lines with which the same programs, and compilers, begin an error.
+# A line that begins with an error's name, the first words of a message, or what stands above a failing test's frames.
 _ERROR = re.compile(
-    r"^[ \t]*(E {2,}|File \"|(--- )?(FAIL|ERROR): |panic: |thread '.*panicked at |● |Failure/Error: |\d+\) [\w\\]+::\w"
-    r"|(\S+: )?error(\[\w+\])?: |(\[ERROR\] )?\S+\.\w+[:(]\[?\d+[:,]\d+|[\w.:]*(Error|Exception)\b)",
+    r"^[^\w\n]*(?:E {2,}|[\w.:$\\/]*(?:Error|Exception)\b|(?:\w+ ){0,2}(?:error|exception|panic)[:.\[]"
+    r"|thread .* panicked)(?!.*Traceback \(most)"
+    r"|^[^\w\n]*(?:FAIL|ERROR): ",
     re.MULTILINE,
 )
-# A line of a stack trace with a path and a line number, with the function on the line above (Go, Rust) and the source
-# code below (Python).
+_HEADING = re.compile(r"^.*Traceback \(most recent call last\):?\n", re.MULTILINE)  # in every traceback
+# A path and a line number: `a.py:3`, `a.py(3,9)`, `a.java:[3,9]`, `a.py#L3`, `"a.py", line 3`, `a.ts 3:9`; and the
+# function, if it comes next.
 _PATH_LETTERS = r"[\w./\\@+\[\]-]"
-_AT_LINE = rf'(?<!{_PATH_LETTERS})({_PATH_LETTERS}+)(?:", line |:line |[:(]\[?)(\d{{1,9}})(.*)'
-_FRAME = re.compile(
-    r'^((?: *\d+: .*\n)?[ \t]*(?:File "|at |from |#\d+ |(?=\S+:\d+:in )).*?|.*\n\t(?=\S+\.go:))'
-    rf"{_AT_LINE}(?:\n {{4,}}(?!at |File |\d+: ).*){{0,2}}",
-    re.MULTILINE,
+_LOCATION = re.compile(
+    rf"(?<!{_PATH_LETTERS})\[?({_PATH_LETTERS}*\w)"
+    r"""(?:["'`]?[:(|]\[?| \((?=\d+[,)])|["'`]?[ ,:@]{0,3}(?:on )?line[ =]|[ :#]L|(?: |\n +)(?=\d+:\d))"""
+    r"(\d{1,9})(?!\.?\w)(?:[^\w\n]{1,3}in\b(.*))?"
 )
-# The same in any line of a failing command's output: `a.py:3: in total`, `a.js:3:9`, `a.ts(3,9)`.
-_LOCATION = re.compile(rf"^((?:.*\n[ \t]+(?:at )?(?=\S+\.(?:go|rs):))?.*?){_AT_LINE}", re.MULTILINE)
+_METHOD = re.compile(r"[\w.$/]+(?=\($)")  # Java names the package, class and method instead of folders
+LINE = 200  # the characters before a location that may name its function
+ERRORS = 20  # the first errors of a text, each of which has a nearest location
 _ADDRESS = re.compile(r"https?://[^/\s]*/|\?[\w=&.%-]*(?=:\d)")  # what a browser adds to a path
-_PYTHON_FRAMES = re.compile(r'(?:.*\n-+\n)?(?:[ \t]*File ".*\n(?:[ \t]+.*\n)*)+')  # below the heading of unittest
-_PLACE = re.compile(r"((?:[A-Za-z]:)?[^\s:]*\w)(?::(\d{1,9})(?:[-:]\d+)?)?:?")  # `src/dates.py`, `src/dates.py:12`
+_PLACE = re.compile(r"((?:[A-Za-z]:)?[^\s:#]*\w):?")  # `src/dates.py`
 _KEY = re.compile(r"\w+(?:-\w+)*")  # an identifier, or a key such as `requires-python`
-_LINE = re.compile(r"^.*\S", re.MULTILINE)
 _LETTERS_OF_PATHS = re.compile(r"[\w./\\-]+")
 _PATH = re.compile(r"[\w./\\-]*\w\.\w+")  # only tried at the start of such letters: elsewhere it takes quadratic time
 
@@ -67,30 +62,44 @@ def parse_text(text: str) -> list[Query]:
     first, _, rest = text.strip().partition("\n")
     if not rest:
         return [parse_query(text)]
+    return [parse_query(part) for part in (first, _opening(text), text)]
+
+
+def _opening(text: str) -> str:
+    """Returns the first line of a text and the next paragraph."""
+    first, _, rest = text.strip().partition("\n")
     paragraph = re.split(r"\n\s*\n", rest.strip(), maxsplit=1)[0]
-    return [parse_query(part) for part in (first, f"{first}\n{paragraph}", text)]
+    return f"{first}\n{paragraph}"
+
+
+def plain(text: str) -> str:
+    """Returns a text without the colours of a terminal and the marks of exception groups."""
+    return _MARKS.sub("", text.replace("\r\n", "\n"))
 
 
 def failure_first(text: str) -> str:
-    """Moves the lines before the first error of a pasted failure to the end, and drops the command.
+    """Moves the lines before the first error of a pasted failure to the end.
 
-    Other texts stay as they are. An issue that quotes a failure begins with a title, which says more than the error.
+    Drops the first of these lines, which is often the command, and the headings of tracebacks. Other texts
+    stay as they are. An issue that quotes a failure begins with a title, which says more than the error.
     """
-    output, start = _failure(text)
-    return f"{output[start:]}\n\n{output[:start]}" if output else text
+    location = _LOCATION.search(text)
+    if location is None or is_prose(text):
+        return text
+    start = _line_start(text, (_ERROR.search(text) or location).start() + 1)
+    before = text[:start].partition("\n")[2]  # without the command
+    return _HEADING.sub("", f"{text[start:]}\n\n{before}").strip()
 
 
-def _failure(text: str) -> tuple[str, int]:
-    """Returns the output of a failing command, and where its first error begins. Returns ("", 0) for other texts."""
-    pasted = text.strip().replace("\r\n", "\n")
-    first, _, output = pasted.partition("\n")
-    if not _COMMAND.fullmatch(first.strip()):
-        output = pasted
-        if not (_OUTPUT.match(first) or pasted.startswith(_HEADING)):
-            return "", 0
-    output = output.replace(_HEADING, "")
-    error = _ERROR.search(output)
-    return (output, error.start()) if error else ("", 0)
+def _line_start(text: str, position: int) -> int:
+    """Returns where the line with a position starts."""
+    return text.rfind("\n", 0, max(position, 0)) + 1
+
+
+def is_prose(text: str) -> bool:
+    """Returns True if a text begins with sentences, such as an issue, or quotes something in fences."""
+    words = WORD.findall(_opening(text).lower())
+    return "```" in text or sum(word in STOP_WORDS for word in words) > PROSE * len(words)
 
 
 def fuse(
@@ -136,28 +145,37 @@ def named_files(text: str, segments: Segments) -> list[int]:
     """
     mentioned = filter(None, map(_PATH.match, _LETTERS_OF_PATHS.findall(text)))
     paths = [re.split(r"[/\\]", path[0]) for path in mentioned]
-    found = []
-    for files in files_at(paths[::-1], segments):
-        if len(files) <= SAME_NAME:
-            found += files
-    return list(dict.fromkeys(found))
+    files = chain.from_iterable(files_at(path, segments) for path in reversed(paths))
+    return list(dict.fromkeys(files))
 
 
-def files_at(paths: Iterable[Sequence[str]], segments: Segments, least: int = 1) -> Iterator[list[int]]:
-    """Yields the numbers of the files that share the longest end of each path.
+def files_at(path: Sequence[str], segments: Segments, least: int = 1) -> list[int]:
+    """Returns the numbers of the files that share the longest end of a path, or [] if they are too many.
 
     Args:
-        paths: folders and a file name each.
+        path: folders and a file name.
         least: the number of names that must be the same, unless the path or the file's path has fewer.
     """
-    ends = [path.split("/")[::-1] for path in segments.paths]
-    same_name = defaultdict(list)
-    for number, names in enumerate(ends):
-        same_name[names[0]].append(number)
-    for path in paths:
-        shared = {number: len(commonprefix([path[::-1], ends[number]])) for number in same_name.get(path[-1], [])}
-        most = max(shared.values(), default=0)
-        yield [number for number in shared if most == shared[number] >= min(least, len(path), len(ends[number]))]
+    shared = {}
+    for number, names in _files_by_name(segments).get(path[-1], ()):
+        size = len(commonprefix([path[::-1], names]))
+        if size == len(path) == len(names):
+            return [number]
+        if size >= min(least, len(path), len(names)):
+            shared[number] = size
+    most = max(shared.values(), default=0)
+    files = [number for number, size in shared.items() if size == most]
+    return files if len(files) <= SAME_NAME else []
+
+
+@lru_cache(maxsize=2)
+def _files_by_name(segments: Segments) -> dict[str, list[tuple[int, list[str]]]]:
+    """Returns (number, name and folders from the innermost on) of the files with each name."""
+    files = defaultdict(list)
+    for number, path in enumerate(segments.paths):
+        names = path.split("/")[::-1]
+        files[names[0]].append((number, names))
+    return files
 
 
 class Frame(NamedTuple):
@@ -167,64 +185,62 @@ class Frame(NamedTuple):
         path: the folders and the name of a file.
         line: the line number in the file.
         words: the words of the line besides the path, such as the function's name.
+        package: the package that the line names, which Java and Kotlin print instead of folders.
     """
 
     path: list[str]
     line: int
     words: set[str]
+    package: str = ""
 
 
-def frames(text: str) -> list[Frame]:
-    """Returns the frames of a stack trace, innermost first, or [] if fewer than half of a text's lines are frames.
+def locations(text: str, segments: Segments) -> list[tuple[Frame, int]]:
+    """Returns the locations in a text that are in the index, and the numbers of the files that each may be in.
 
-    An issue that quotes a traceback has fences around it, or its heading, which `failure_first` removes from others.
+    The first are the nearest to each error, then come all others, the nearest to the first error first. The innermost
+    frame of a stack trace is nearest to the message, which Python prints below the frames, and others above. A query
+    may also be nothing but a path.
     """
-    if (
-        _HEADING.strip() in text
-        or "```" in text
-        or 2 * len(_LINE.findall(_FRAME.sub("", text))) > len(_LINE.findall(text))
-    ):
-        return []
+    if path := _place(text):
+        return [(Frame(path[-1:], 0, set()), file) for file in files_at(path, segments, len(path))]
     outer, _, cause = text.rpartition("\nCaused by: ")  # in Java
-    found = []
-    for match in _FRAME.finditer(_ADDRESS.sub("", f"{cause}\n{outer}")):
-        before, location, line, after = match.groups()
-        path = re.split(r"[/\\]", location)
-        if len(path) == 1:  # Java names the package, class and method instead of folders
-            path = [*WORD.findall(re.sub(r"\$\w*", "", before))[:-2], location]
-        found.append(Frame(path, int(line), set(WORD.findall(before + after))))
-    if 'File "' in text:
-        found.reverse()
-    return found
+    text = _ADDRESS.sub("", f"{cause}\n{outer}")
+    found = {}
+    for match in _LOCATION.finditer(text):
+        frame = _frame(match)
+        least = 1 if frame.package else 2  # folders need not have the names of a package
+        if files := files_at(frame.path, segments, least):
+            found[match.start()] = [(frame, file) for file in files]
+    errors = [error.start() for error in islice(_ERROR.finditer(text), ERRORS)]
+    errors = errors or [len(text) if 'File "' in text else 0]
+    nearest = [min(found, key=lambda position: abs(position - error)) for error in errors if found]
+    others = sorted(found, key=lambda position: abs(position - errors[0]))
+    return list(chain.from_iterable(found[position] for position in dict.fromkeys([*nearest, *others])))
 
 
-def locations(text: str) -> list[Frame]:
-    """Returns the locations in the output of a failing command, beginning with the nearest to its first error.
-
-    Python's programs print frames above the message. All others print them below, and what is above the message
-    belongs to warnings.
-    """
-    output, start = _failure(text)
-    first = 0 if output.startswith("E  ", start) else start
-    if traceback := _PYTHON_FRAMES.match(output, start):
-        start = traceback.end()
-    output = _ADDRESS.sub(lambda address: " " * len(address[0]), output)
-    found = sorted(_LOCATION.finditer(output, first), key=lambda match: abs(match.start(2) - start))
-    return [
-        Frame(re.split(r"[/\\]", path), int(line), set(WORD.findall(before + after)))
-        for before, path, line, after in map(re.Match.groups, found)
-    ]
+def _frame(match: re.Match) -> Frame:
+    """Returns a location with the names around it. Go and Rust print the function on the line above."""
+    start = max(_line_start(match.string, match.start()), match.start() - LINE)
+    before = match.string[start : match.start()]
+    if before[:1].isspace() and before.strip() in ("", "at"):
+        before = match.string[_line_start(match.string, start - 1) : start]
+    path = re.split(r"[/\\]", match[1])
+    package = []
+    if len(path) == 1 and (method := _METHOD.search(before)):
+        package = WORD.findall(re.sub(r"\$\w*", "", method[0]))[:-2]
+    words = set(WORD.findall(f"{before} {match[3] or ''}"))
+    return Frame([*package, *path], int(match[2]), words, ".".join(package))
 
 
-def place(text: str) -> Frame | None:
-    """Returns the place that a query consists of, such as `src/dates.py:12`, or None. The line is 0 without a line."""
+def _place(text: str) -> list[str] | None:
+    """Returns the folders and the name of the file that a query consists of, or None."""
     match = _PLACE.fullmatch(text.strip())
     if match is None or not re.search(r"[./\\]", match[1]):
         return None
-    return Frame(re.split(r"[/\\]", match[1]), int(match[2] or 0), set())
+    return re.split(r"[/\\]", match[1])
 
 
 def key(text: str) -> str | None:
     """Returns the identifier or key of several parts that a query consists of, or None."""
-    own = text.strip()
+    own = text.strip().lstrip("-")  # of an option
     return own if _KEY.fullmatch(own) and ("-" in own or len(parts(own)) > 1) else None

@@ -89,6 +89,43 @@ def test_the_head_of_a_class_comes_first_for_its_name_alone(tmp_path):
     assert [result.name for result in index.search("send failed uploads again")] == ["Uploads.send", "Uploads"]
 
 
+TREES = """
+    pub mod frequency_table;
+    type FTable = Table<Frequency>;
+    type FTables = Vec<FTable>;
+
+    pub struct TreeError {
+        tree: Tree,
+        err: Err,
+    }
+
+    pub fn count(column: Column) -> Error {
+        // the frequency table of a column
+        tally(column)
+    }
+
+    pub fn treeify_error(all: Vec<Flat>) -> Nested {
+        nest(all)
+    }
+    """
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("frequency table of a column", "count"),  # a declaration of one line is no answer to a sentence
+        ("FTable", "FTable"),
+        ("frequency_table", "frequency_table"),
+        ("treeifyErr", "treeify_error"),
+        ("treeify_er", "treeify_error"),
+        ("TreeEr", "TreeError"),
+    ],
+)
+def test_declarations_and_parts_of_names(tmp_path, query, name):
+    index = CodeIndex.build(write_tree(tmp_path / "tree", {"src/trees.rs": TREES}))
+    assert index.search(query)[0].name == name
+
+
 def test_of_files_that_score_the_same_the_first_are_shown(tmp_path):
     files = {f"f{number:02}.py": f"def upload(path):\n    return path{number}\n" for number in range(40)}
     files["g.py"] = "def upload(path, path_of_upload):\n    return upload\n"
@@ -200,8 +237,8 @@ MODULES = {
             def close(self):
                 return close(self)
 
-        def close(orders):
-            return orders
+        def cancel(orders):
+            return orders.close()
         """,
     "shop/tests/test_orders.py": """
         class TestOrders:
@@ -210,6 +247,9 @@ MODULES = {
 
         def close(shop):
             return shop.orders.close
+
+        def cancel(shop):
+            return shop.orders.cancel
         """,
     "orders.rb": """
         class Order
@@ -236,8 +276,9 @@ MODULES = {
     ("query", "path", "name"),
     [
         ("shop.orders.Orders.close", "shop/orders.py", "Orders.close"),
+        ("shop.orders.Orders.close()", "shop/orders.py", "Orders.close"),
         ("company.shop.orders.Orders.close", "shop/orders.py", "Orders.close"),
-        ("shop.orders.close", "shop/orders.py", "close"),
+        ("shop.orders.cancel", "shop/orders.py", "cancel"),
         ("shop.tests.test_orders.close", "shop/tests/test_orders.py", "close"),
         ("tests.test_orders.TestOrders.test_close", "shop/tests/test_orders.py", "TestOrders.test_close"),
         ("Order#close?", "orders.rb", "Order.close?"),
@@ -336,3 +377,8 @@ def test_a_query_without_spaces_finds_parts_of_a_text_without_spaces(tmp_path, q
     assert first.path == path and not first.weak
     weak = index.search("删除日期")  # only 日期 is known
     assert [(result.path, result.weak) for result in weak] == [("dates.py", True)]
+
+
+def test_a_sentence_that_ends_with_a_qualified_name_is_no_name(tmp_path):
+    index = CodeIndex.build(write_tree(tmp_path / "tree", MODULES))
+    assert index.search("assert what orders close and return a TestOrders.test_close.")[0].score < EXACT_MEMBER

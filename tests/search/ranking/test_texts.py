@@ -9,7 +9,7 @@ from trees import write_tree
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.index.words import stem
 from soft_trainer.search.ranking.ranking import MAX_WORDS, parse_query
-from soft_trainer.search.ranking.texts import failure_first, frames, named_files, parse_text
+from soft_trainer.search.ranking.texts import failure_first, is_prose, named_files, parse_text, plain
 
 SEND = "def send(request):\n    return adapter(request)\n"
 FILES = {
@@ -114,13 +114,13 @@ FAILURES = {
     "go_verbose": "--- FAIL: TestParsePrice (0.00s)",
     "gradle": "java.lang.AssertionError at PricesTest.java:10",
     "gradle_compile": ":compileJava/home/me/shop/src/main/java/shop/Prices.java:6: error: cannot find symbol",
-    "jest": "● parsePrice › keeps cents",
+    "jest": "RangeError: not a price: $1,250.00",
     "maven": "java.lang.AssertionError: expected:<29> but was:<28>",
     "maven_compile": "[ERROR] /home/me/shop/src/main/java/shop/Prices.java:[6,74] cannot find symbol",
-    "pytest_native": 'File "/home/me/shop/.venv/lib/_pytest/runner.py", line 361, in from_call',
+    "pytest_native": "ValueError: could not convert string to float: '1,250.00'",
     "pytest_short": "E   ValueError: could not convert string to float: '1,250.00'",
     "pytest": "E       ValueError: could not convert string to float: '1,250.00'",
-    "phpunit": "1) PricesTest::testThousands",
+    "phpunit": "InvalidArgumentException: not a price: $1,250.00",
     "pytest_import": "ImportError while importing test module '/home/me/shop/tests/test_taxes.py'.",
     "rspec": 'Failure/Error: expect(parse_price("$0.29")).to eq(29)',
     "tsc": "src/prices.ts(1,24): error TS2307: Cannot find module './taxes' or its corresponding type declarations.",
@@ -179,7 +179,6 @@ FAILED_IN = {
     "maven_compile": "src/main/java/shop/Prices.java Prices.net",
     "gradle_compile": "src/main/java/shop/Prices.java Prices.net",
 }
-UNKNOWN_WITHOUT_COMMAND = ("gradle", "gradle_compile")  # old versions begin with the name of a task
 
 
 @pytest.fixture(scope="module")
@@ -191,12 +190,10 @@ def shop(tmp_path_factory):
 @pytest.mark.parametrize(("program", "error"), FAILURES.items())
 def test_a_pasted_failure_is_searched_from_its_error_on_and_finds_where_it_arose(shop, program, error):
     output = (Path(__file__).parent / "failures" / f"{program}.txt").read_text(encoding="utf-8")
-    turned = failure_first(output)
-    assert turned.strip().splitlines()[0] == error
-    command, _, without_command = output.partition("\n")
-    assert command not in turned and failure_first(output.removeprefix("$ ")) == turned
-    if program not in UNKNOWN_WITHOUT_COMMAND:
-        assert failure_first(without_command).strip().splitlines()[0] == error
+    turned = failure_first(plain(output))
+    assert turned.splitlines()[0].strip() == error
+    without_command = output.partition("\n")[2]
+    assert failure_first(plain(without_command)).splitlines()[0].strip() == error
     first = shop.search(output)[0]
     assert f"{first.path} {first.name}" == FAILED_IN.get(program, f"{first.path} {first.name}")
 
@@ -227,6 +224,8 @@ ODD_TREE = {
     "\n\ndef invoke(name):\n    check(name)\n    return name\n",
     "shop/keys.py": 'MODE = os.environ.get("SHOP_MODE")\n\n\n\ndef mode_of(shop):\n    """The mode of the shop."""\n',
     "tests/test_keys.py": 'def test_mode(shop):\n    assert "SHOP_MODE" in shop.mode\n',
+    "shop/options.py": 'def options(parser):\n    parser.add("--shop-mode")\n',
+    "shop/a.py": "def shop_mode_skip(shop):\n    # --shop-mode of the shop; --shop-mode\n    return shop.mode\n",
     "docs/keys.md": "SHOP_MODE is the mode of the shop; requires-cash restores it\n",
     "pyproject.toml": '[tool.shop]\nrequires-cash = "no"\n',
 } | {f"{folder}setup.py": "NAME = 1\n" for folder in ("", "a/", "b/", "c/")}
@@ -255,6 +254,8 @@ def odd(tmp_path_factory):
         ("TREE/setup.py", "setup.py", 1),
         ("SHOP_MODE", "shop/keys.py", 1),
         ("requires-cash", "pyproject.toml", 1),
+        ("--requires-cash", "pyproject.toml", 1),
+        ("--shop-mode", "shop/options.py", 2),
     ],
 )
 def test_frames_paths_and_keys_find_their_chunk(odd, query, path, line):
@@ -286,7 +287,7 @@ def test_misspelt_words_are_replaced_by_the_nearest(odd, query, path, notice):
     assert (results or path is None) and odd.notices == [notice] * bool(notice)
 
 
-ERROR = "\nE   ValueError: no\n\n./a.go:1:2: undefined: b\n"
+ERROR = "\nIt does this when I run it on my own files:\n\nE   ValueError: no\n\n./a.go:1:2: undefined: b\n"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +299,6 @@ ERROR = "\nE   ValueError: no\n\n./a.go:1:2: undefined: b\n"
         "make clean does nothing",
         "python -m pytest ignores conftest.py",
         "[Bug] wrong dates",
-        "ValueError: no",
         "Running `pytest tests` prints nothing",
         "# Crash",
         "FAILED to parse",
@@ -316,7 +316,7 @@ def test_a_text_without_an_error_stays_as_it_is(text):
 def test_a_traceback_is_searched_without_its_heading():
     heading, frames = TRACEBACK.split("\n\n")[1].split("\n", 1)
     assert failure_first(f"{heading}\n{frames}").strip() == frames.strip()
-    assert failure_first(f"$ python run.py\n{heading}\n{frames}").strip() == frames.strip()
+    assert failure_first(f"$ python run.py\n{heading}\n{frames}").startswith(frames.strip())
     assert failure_first(TRACEBACK) == TRACEBACK
 
 
@@ -458,7 +458,108 @@ def test_a_stack_trace_begins_at_its_innermost_frame_in_the_tree(traced, text, p
 
 @pytest.mark.parametrize("text", [trace[0] for trace in TRACES.values()], ids=TRACES)
 def test_an_issue_that_quotes_a_stack_trace_is_not_a_trace(text):
-    assert frames(failure_first(text))
-    assert not frames(failure_first(f"Prices are wrong\n\n```\n{text}```\n"))
-    prose = "It says this when I sum my prices:\n\n" + "and more\n" * text.count("\n")
-    assert not frames(failure_first(prose + text))
+    assert not is_prose(text)
+    assert is_prose(f"Prices are wrong\n\n```\n{text}```\n")
+    assert is_prose("It says this when I sum my prices:\n\nI do not know why it is\n\n" + text)
+
+
+# Each form of a location is the second function's in a file of two. `{}` is the path of the file, and its line is 13.
+FORMS = (
+    "{}:13", "{}:13.", "{}:13,", "{}:13:5", "{}:13-15", "{}(13)", "{} (13,5)", "{}(13,5): error", "{}: line 13",
+    "{}, line 13", "{} line 13", "{} on line 13", "{}#L13", "{}#L13-L15", "[{}:13]", "`{}:13`", "({}:13)", '"{}:13"',
+    "`{}` line 13", "what does {}:13 do", "it stops in {}:13 and then ends", "see {}|13|", "file:///home/u/{}:13",
+    "https://github.com/o/r/blob/main/{}#L13", "http://localhost:5173/{}?t=1712:13:5", "C:\\proj\\{}:13",
+    '{}:13: error: Incompatible types in assignment  [assignment]', "{}:13:5: F841 Local variable `x` is never used",
+    "{}:13:5: warning: unused variable 'x' [-Wunused-variable]", "{}(13,9): error TS2322: Type 'x' is not known.",
+    "[ERROR] /home/u/{}:[13,9] cannot find symbol", "e: file:///home/u/{}:13:9 Unresolved reference 'x'.",
+    "error[E0308]: mismatched types\n  --> {}:13:5\n   |", "F401 [*] `os` imported but unused\n --> {}:13:5",
+    "{}\n  13:5  error  'x' is never used  no-unused-vars", "{}:13:in 'Integer#/': divided by 0 (ZeroDivisionError)",
+    "PHP Warning:  Undefined variable in {} on line 13", "In file included from {}:13:\n/usr/include/x.h:3: note: x",
+)  # fmt: skip
+LOCATED = {
+    "src/a.py": "def first():\n    return 1\n" + "\n" * 9 + "def second():\n    x = 2\n    return x\n",
+    "src/main/kotlin/Till.kt": "package com.acme.pos.till\n\nclass Till {\n  fun step0() {\n    error(1)\n  }\n"
+    "  fun step1() {\n    error(2)\n  }\n}\n",
+    "src/main/kotlin/other/Till.kt": "package com.acme.other\n\nclass Till {\n  fun step0() {\n    f()\n  }\n}\n",
+    "tests/test_a.py": "from a import second\n\ndef test_second():\n    assert second() == 3\n",
+}
+
+
+@pytest.fixture(scope="module")
+def located(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("located")
+    return CodeIndex.build(write_tree(folder / "tree", LOCATED), folder / "index", model="none")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_location_finds_its_chunk(located, form):
+    assert located.search(form.replace("{}", "src/a.py"))[0].name == "second"
+
+
+@pytest.mark.parametrize(
+    ("package", "path"),
+    [("com.acme.pos.till", "src/main/kotlin/Till.kt"), ("com.acme.other", "src/main/kotlin/other/Till.kt")],
+)
+def test_a_package_need_not_be_folders(located, package, path):
+    trace = f"java.lang.IllegalStateException: 1\n\tat {package}.Till.step0(Till.kt:5)\n"
+    first = located.search(trace)[0]
+    assert (first.path, first.name) == (path, "Till.step0")
+
+
+PYTEST = """F                                                                        [100%]
+=================================== FAILURES ===================================
+_________________________________ test_second __________________________________
+
+    def test_second():
+>       assert third() == 3
+
+tests/test_a.py:4:
+_ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _
+
+    def second():
+        x = 2
+>       return x
+E       ValueError: no third
+
+src/a.py:14: ValueError
+=========================== short test summary info ============================
+FAILED tests/test_a.py::test_second - ValueError: no third
+1 failed in 0.01s
+"""
+COMMANDS = (
+    "", "$ pytest -q", "pytest -q", "PYTHONPATH=src pytest -q tests", "CI=1 npm test", "cd proj && pytest -q",
+    "pytest -q 2>&1", "pytest -q | tail -30", "nox -s tests", "user@host:~/proj$ pytest -q", "PS C:\\proj> pytest",
+    "(venv) me@host proj % pytest", "docker compose run --rm web pytest", "> hatch test", "make -C proj check",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_any_command_may_stand_above_an_output(located, command):
+    assert located.search(f"{command}\n{PYTEST}".strip())[0].name == "second"
+
+
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "/home/u/main.py", line 3, in <module>
+  |     second()
+  | ExceptionGroup: several (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/home/u/src/a.py", line 13, in second
+    |     x = 2
+    | ValueError: first
+    +------------------------------------
+"""
+COLOURED = PYTEST.replace("src/a.py", "\x1b[1m\x1b[31msrc/a.py\x1b[0m").replace("E   ", "\x1b[1m\x1b[31mE   ")
+LINKED = "\x1b]8;;file:///home/u/src/a.py\x1b\\src/a.py\x1b]8;;\x1b\\:\x1b[33m13\x1b[0m: error: no"
+
+
+@pytest.mark.parametrize("text", [GROUP, COLOURED, LINKED], ids=["group", "coloured", "linked"])
+def test_marks_of_a_terminal_and_of_exception_groups_do_not_count(located, text):
+    assert located.search(text)[0].name == "second"
+
+
+def test_a_line_of_any_length_takes_little_time(located):
+    started = time.process_time()
+    for line in ("a:1 " * 50_000, "at a.b.C.d(C.java:1)" * 10_000, '"' * 200_000 + "src/a.py:13", "Error " * 40_000):
+        located.search(f"Error: no\n{line}\nsrc/a.py:13: no")
+    assert time.process_time() - started < 6
