@@ -412,10 +412,10 @@ def _scores_pairs(config: Mapping) -> bool:
 def check_encodes(config: Mapping, name: str | Path) -> None:
     """Raises UserError for a cross-encoder, whose hidden states are not trained to be embeddings.
 
-    Also for a static encoder in the files of an earlier release, whose weights `AutoModel` does not know.
+    Also for a static encoder stored as an XLNet without layers, whose weights `AutoModel` does not know.
     """
     if config.get("model_type") == "xlnet" and config.get("n_layer") == 0:
-        raise UserError(f"{name}: a static encoder of an earlier release; distil or train it again")
+        raise UserError(f"{name}: a static encoder stored as an XLNet without layers; distil or train it again")
     if _scores_pairs(config):
         raise UserError(
             f"{name}: a cross-encoder, which scores pairs of texts and has no embeddings; use an encoder here. In "

@@ -46,7 +46,7 @@ class MergeCallback(TrainerCallback):
             raise UserError("merge_ratio: this trainer has already trained the encoder; resume with a new trainer")
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
-        """Saves the trained encoder to a subfolder, then merges the weights. Does nothing after Ctrl-C or SIGTERM."""
+        """Saves the trained encoder to a subfolder, then merges the weights. Does nothing after a signal to stop."""
         trainer = self._trainer
         self.record = None
         if trainer.ongoing.stopping.agree():

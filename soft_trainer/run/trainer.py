@@ -309,7 +309,7 @@ class RunTrainer(Trainer):
         return output
 
     def _train(self, checkpoint: str | None, trial, **kwargs) -> TrainOutput:
-        """Trains, from a checkpoint if there is one. After Ctrl-C or SIGTERM, saves the last step and raises."""
+        """Trains, from a checkpoint if there is one. After a signal to stop, saves the last step and raises."""
         if checkpoint:
             print_on_main(f"Resuming from {checkpoint}")
         self.ongoing = Training(checkpoint)
