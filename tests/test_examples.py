@@ -83,7 +83,7 @@ def test_hard_negatives_and_their_scores(run, csv, encoder_dir, tmp_path):
 @pytest.mark.slow
 def test_simcse(run, data_dir, encoder_dir, tmp_path):
     words = ("--model", encoder_dir, "--batch_size", 4, "--max_steps", 2)
-    run("simcse", data_dir, tmp_path / "out", *words)
+    run("simcse", data_dir, "--output_dir", tmp_path / "out", *words)
     assert (tmp_path / "out" / "modules.json").is_file()
 
 

@@ -118,7 +118,7 @@ def test_a_run_prints_what_is_in_the_data_what_it_trains_and_what_came_of_it(fin
     for words in ("functions compared per query", "BM25Estimator", "cosine x 20", "float32"):
         assert words in printed
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()]
-    settings = {cells[0]: cells[1] for cells in lines if len(cells) == 3}
+    settings = {cells[0]: cells[1] for cells in lines if len(cells) == 2}
     assert [float(settings[name]) for name in ("alpha", "beta", "temperature")] == [1.5, 0.5, 1.0]
     systems = [(cells[0], cells[1]) for cells in lines if cells[0] in ("valid", "test") and len(cells) == 8]
     assert systems == [
