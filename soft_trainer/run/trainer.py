@@ -296,10 +296,11 @@ class RunTrainer(Trainer):
                     self.model = self.model_wrapped = model.to(self.args.device)
                     print_on_main(f"{self.args.output_dir}: already done; --overwrite true trains again")
                     return TrainOutput(0, 0.0, {})
+                if folder.checkpoint is None and trial is None:
+                    warn_of_overlap(self.details.measured or {}, self.train_split)
                 if not reports:
                     self.report = None
                 elif self.report is None or folder.checkpoint is None or self.state.global_step == 0:
-                    warn_of_overlap(self.details.measured, self.train_split)
                     self.report = Measurements(self)
                 output = self._train(folder.checkpoint, trial, **kwargs)
                 if reports:

@@ -109,9 +109,11 @@ def test_of_an_endless_stream_only_the_rows_of_the_steps_are_read(trainer_of):
     assert 16 <= len(trainer.train_dataset) <= 1024
 
 
-def test_rows_that_are_both_trained_on_and_measured_are_counted(capsys):
+def test_rows_that_are_both_trained_on_and_measured_are_counted(trainer_of, dataset, capsys):
     load_rows({"train": pairs(range(9)), "test": pairs(range(6, 12))})
     assert "warning: test: 3 of 6 pairs share" in capsys.readouterr().err
+    trainer_of(max_steps=1, arguments={"eval_dataset": dataset.select(range(5))}).train()
+    assert "warning: eval: 5 of 5 pairs share" in capsys.readouterr().err
 
 
 def test_an_estimator_that_reads_a_renamed_column_is_told_its_name(trainer_of):
