@@ -84,7 +84,7 @@ class Scale:
     roof: int | None = None  # rows of the matrices in `matrix_rate`, if not its default
 
 
-TINY = Scale("64x2", "16,32", (4, 8), 2, 8, 4, 1, 1, 16, 4, 16, 3, 20, 64)
+TINY = Scale("64x2", "16,32", (4, 8), 2, 8, 4, 1, 1, 16, 4, 3, 20, 64)
 
 
 class Setting:
