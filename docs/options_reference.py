@@ -14,7 +14,7 @@ from pathlib import Path
 from transformers import TrainingArguments
 
 from soft_trainer.options import training
-from soft_trainer.options.defaults import SCHEDULE
+from soft_trainer.options.defaults import PLAIN, SCHEDULE
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import RANGES, REFUSED
@@ -147,6 +147,7 @@ def _table_of_transformers() -> str:
         if field.name in REFUSED:
             notes.append(f"cannot be turned on: {REFUSED[field.name]}")
         default = getattr(field.default, "value", field.default)
+        default = PLAIN.get(field.name) if default is None else default
         shown = "" if default in (None, "", dataclasses.MISSING) else f"`{default}`"
         if field.name in SCHEDULE:
             shown = "[the encoder's](training.md)"

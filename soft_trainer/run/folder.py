@@ -38,6 +38,7 @@ from soft_trainer.system.files import (
     WEIGHT_FILES,
     check_free,
     files_matching,
+    is_finished,
     keep_edited_card,
     lock_file,
     read_json,
@@ -95,11 +96,6 @@ def state_of(folder: str | Path, fingerprint: Mapping) -> State:
     if finished and longer:
         return State(OTHER, None, f"contains this run without a checkpoint to continue from ({longer})")
     return State(NEW)
-
-
-def is_finished(record: Mapping) -> bool:
-    """Returns True if a record is that of a run that has ended. It has the results, even if there are none."""
-    return "results" in record
 
 
 def record_of(folder: Path, name: str = RECORD) -> dict:

@@ -22,6 +22,7 @@ from soft_trainer.estimators.base import Estimator, NeighbourEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import MAP, NDCG, shorter_metric
 from soft_trainer.options.choices import FIND_NEIGHBOURS
+from soft_trainer.options.defaults import LARGEST_BATCH
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.spec import option_specs
@@ -34,7 +35,6 @@ from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
 
 DYNAMIC = "ACCELERATE_DYNAMO_USE_DYNAMIC"
-LARGEST_DEFAULT_BATCH = 512
 BASE_COMPARED = "_base_compared"  # this attribute of a model with an adapter says that the base was compared
 
 
@@ -158,7 +158,7 @@ def rows_of_steps(args) -> int | None:
     """Returns how many training rows `max_steps` can read at most, or None without it. No default batch is larger."""
     if args is None or args.max_steps <= 0:
         return None
-    size = max(args.per_device_train_batch_size or 0, LARGEST_DEFAULT_BATCH)
+    size = max(args.per_device_train_batch_size or 0, LARGEST_BATCH)
     return args.max_steps * size * args.gradient_accumulation_steps * args.world_size
 
 

@@ -13,7 +13,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static_numpy import is_static_config
 from soft_trainer.evaluation.results import CHANGE, MARGIN, examples, metrics_table
 from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.spec import unread_lines
@@ -54,7 +53,7 @@ def warnings_of(trainer) -> list[str]:
         warnings.append(
             "warning: unscaled cosines differ too little for a softmax; set score_scale, for example to 20"
         )
-    if args.neftune_noise_alpha is not None and is_static_config(model.config.to_dict()):
+    if args.neftune_noise_alpha is not None and hasattr(model, "weigh"):
         warnings.append("warning: neftune_noise_alpha has no effect on a static encoder")
     half = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.float16, torch.bfloat16}
     if half:

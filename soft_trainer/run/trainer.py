@@ -192,9 +192,8 @@ class RunTrainer(Trainer):
         self._decide_passes()
         prompts = {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
         if self._collates:
-            encoder = Encoder(self.model, self.processing_class, self.encoder, passes=self.passes)
             self.data_collator = PairCollator(
-                collator_of(encoder, self.args.device),
+                collator_of(self.text_encoder, self.args.device),
                 {side: self.encoder.max_tokens(side) for side in SIDES},
                 prompts,
                 self.plan.options.gradient_cache_chunk_size,

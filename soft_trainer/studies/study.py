@@ -15,8 +15,8 @@ import yaml
 from soft_trainer.errors import UserError
 from soft_trainer.options.parse import OF_A_RUN, parse
 from soft_trainer.options.recipes import read_recipe
-from soft_trainer.run.folder import is_finished, record_of
-from soft_trainer.system.files import CHECKPOINTS, lock_file
+from soft_trainer.run.folder import record_of
+from soft_trainer.system.files import CHECKPOINTS, is_finished, lock_file
 from soft_trainer.system.terminal import print_on_main, table
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")

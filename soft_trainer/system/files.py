@@ -203,10 +203,15 @@ def files_matching(folder: str | Path, patterns: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
+def is_finished(record: Mapping) -> bool:
+    """Returns True if a record is of a run that has ended. It has the results, even if there are none."""
+    return "results" in record
+
+
 def unfinished(folder: str | Path) -> str | None:
     """Says what to do with the folder of a run that has not ended. Returns None for any other folder."""
     folder = Path(folder)
-    if not (folder / RECORD).is_file() or "results" in read_json(folder / RECORD):
+    if not (folder / RECORD).is_file() or is_finished(read_json(folder / RECORD)):
         return None
     checkpoints = sorted(folder.glob(CHECKPOINTS), key=lambda path: path.stat().st_mtime)
     named = f", or name a checkpoint, such as {checkpoints[-1]}" if checkpoints else ""
