@@ -189,7 +189,7 @@ def test_an_option_that_promises_another_result_is_refused(trainer_of, name, pla
 @pytest.mark.slow
 def test_nothing_is_named_without_cause(trainer_of, capsys):
     for plain in (True, False):
-        trainer_of(plain=plain, max_steps=1).train()
+        trainer_of(plain=plain, max_steps=1, arguments={"eval_dataset": None, "codebase": None}).train()
     assert "warning: " not in capsys.readouterr().err
 
 
