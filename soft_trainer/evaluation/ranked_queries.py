@@ -69,7 +69,9 @@ def load_ranks(path: str | Path) -> RankedQueries:
     if not path.is_file():
         raise UserError(f"{path}: no such folder or file")
     try:
-        with open(path, "rb") as file:
+        # pyarrow reads a relative path such as `model:v1/x` as a URI, so it gets an open file. Not one of Python's:
+        # a thread of pyarrow that still has one while the interpreter ends aborts the process.
+        with pa.OSFile(os.fsencode(path)) as file:
             rows = pq.read_table(file)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -166,9 +167,10 @@ def batches_of(path: Path, dropped: set[str]) -> Iterator[pa.Table]:
 
 def _read_parquet(path: Path, dropped: set[str]) -> Iterator[pa.Table]:
     """Reads a Parquet file, plain or compressed. Classes that `datasets` has written become their names."""
-    with open_bytes(path) as file:
-        # pyarrow reads a relative path such as `rows:v1.parquet` as a URI, so it gets an open file.
-        read = pq.ParquetFile(file if uncompressed_name(path.name) == path.name else pa.BufferReader(file.read()))
+    plain = uncompressed_name(path.name) == path.name
+    # pyarrow reads a relative path such as `rows:v1.parquet` as a URI, so it gets an open file.
+    with pa.OSFile(os.fsencode(path)) if plain else open_bytes(path) as file:
+        read = pq.ParquetFile(file if plain else pa.BufferReader(file.read()))
         classes = {}
         if b"huggingface" in (read.schema_arrow.metadata or {}):
             classes = class_names(Features.from_arrow_schema(read.schema_arrow))
