@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from soft_trainer.errors import UserError
@@ -37,41 +38,41 @@ def list_files(folder: str) -> tuple[str, list[str] | None]:
 
 def _ls_files(top: str, folder: str) -> list[str] | None:
     """Returns the output of `git ls-files` in a folder of the working tree `top`, or None if git fails."""
-    words = ["--sparse", "--cached", "--others", "--exclude-standard"]
+    words = ["ls-files", "-z", "--sparse", "--cached", "--others", "--exclude-standard"]
     exclude = os.path.join(common_dir(top), "info", "exclude")
     if os.path.isfile(exclude):
         words.append(f"--exclude-from={exclude}")
     index = os.path.join(git_dir(top), "index")
-    try:
-        if os.path.isfile(index) and not os.path.islink(index):
-            listed = _run_git(top, folder, words, {"GIT_INDEX_FILE": index})
-            if listed is not None:
-                return listed
-        # Without a readable index, git lists tracked files like any other files.
-        return _run_git(top, folder, words, {})
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    listed = None
+    if os.path.isfile(index) and not os.path.islink(index):
+        listed = _run_git(top, folder, words, {"GIT_INDEX_FILE": index})
+    # Without a readable index, git lists tracked files like any other files.
+    if listed is None:
+        listed = _run_git(top, folder, words)
+    # Git prints what a repository's index says, and does not check it.
+    return listed and [path for path in listed if not _leads_out(path)]
 
 
-def _run_git(top: str, folder: str, words: list[str], variables: dict[str, str]) -> list[str] | None:
+def marked_as_generated(top: str, folder: str, paths: list[str]) -> set[str]:
+    """Returns those paths in a folder of the working tree `top` that `.gitattributes` marks as linguist-generated."""
+    words = ["check-attr", "-z", "--stdin", "linguist-generated"]
+    printed = _run_git(top, folder, words, given="\0".join(paths)) or []
+    # Each path is followed by the attribute's name and value; "set" if the attribute stands without a value.
+    return {path for path, value in zip(printed[::3], printed[2::3], strict=True) if value in ("set", "true")}
+
+
+def _run_git(
+    top: str, folder: str, words: list[str], variables: Mapping[str, str] = {}, given: str = ""
+) -> list[str] | None:
+    """Returns what a git command prints, split at NUL characters, or None if git is missing, slow or fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", **variables}
-    command = [
-        "git",
-        f"--git-dir={_empty_repository()}",
-        f"--work-tree={top}",
-        "-C",
-        folder,
-        "ls-files",
-        "-z",
-        *words,
-    ]
-    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=SECONDS, **quiet)
-    if run.returncode:
+    command = ["git", f"--git-dir={_empty_repository()}", f"--work-tree={top}", "-C", folder, *words]
+    try:
+        run = subprocess.run(command, env=environment, input=os.fsencode(given), capture_output=True, timeout=SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    # Git prints what a repository's index says, and does not check it.
-    return [path for path in os.fsdecode(run.stdout).split("\0")[:-1] if not _leads_out(path)]
+    return None if run.returncode else os.fsdecode(run.stdout).split("\0")[:-1]
 
 
 def _leads_out(path: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fnmatch import translate
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.index.git_listing import list_files
+from soft_trainer.search.index.git_listing import list_files, marked_as_generated
 from soft_trainer.search.index.globs import path_filter
 from soft_trainer.search.index.words import composed
 from soft_trainer.source.repositories import is_linked_worktree
@@ -87,6 +87,7 @@ class Listing:
         self.files: dict[str, Stat] = {}
         self.skipped: dict[str, str] = {}
         self.included: set[str] = set()
+        self.generated: set[str] = set()  # files that `.gitattributes` marks as generated
         self.without_git = False
         self.root = root
         self.exclude = list(map(path_filter, exclude))
@@ -111,6 +112,8 @@ class Listing:
             if listed is None:
                 self.without_git = True
                 listed = self._walk(prefix)
+            else:
+                self.generated.update(prefix + name for name in marked_as_generated(top, folder, listed))
             for name in dict.fromkeys(listed):  # git lists a file with a merge conflict several times
                 path = f"{prefix}{name}".rstrip("/")
                 if self._add(path):
@@ -140,7 +143,8 @@ class Listing:
         if stat.S_ISDIR(status.st_mode):
             return not self._reason_against(path) and os.path.lexists(f"{self.root}/{path}/.git")
         reason = ""
-        if self.exclude or not (stat.S_ISREG(status.st_mode) and _ORDINARY.fullmatch(name)):
+        ordinary = stat.S_ISREG(status.st_mode) and _ORDINARY.fullmatch(name) and path not in self.generated
+        if self.exclude or not ordinary:
             reason = self._reason_against_file(path, name, status)
         if reason:
             self.skipped[path] = reason
@@ -220,6 +224,8 @@ class Listing:
             return "excluded"
         if path in self.included:
             return ""
+        if path in self.generated:
+            return "generated"
         for kind, ends in _KINDS.items():
             if lower.endswith(ends):
                 return kind

@@ -352,6 +352,7 @@ def test_a_cache_that_cannot_be_written_is_named(repository, tmp_path, monkeypat
 
 NAMES = ["a", "b", "ab", "abc", "a.py", "b.py", "a.md", "x b", "é", "[a]", "a*", "foo", "#c", "!d", " e", "f ", "\\g"]
 PARTS = [*NAMES, "*", "*", "**", "*.py", "*a", "**b", "a*", "b?", "?", "[ab]", "[!a]", "[a-c]*", "\\#c", "f\\ "]
+MARKS = ["linguist-generated", "linguist-generated=true", "linguist-generated=false", "-linguist-generated", "text"]
 
 
 @pytest.mark.slow
@@ -372,10 +373,21 @@ def test_random_trees_are_listed_as_git_does(tmp_path):
                 rng.choice(["", "", "/", "!"]) + "/".join(rng.choices(PARTS, k=rng.randint(1, 2))) for _ in range(4)
             ]
             (one / ".gitignore").write_text("\n".join(rules))
+            marks = [f"{rng.choice(PARTS)} {rng.choice(MARKS)}" for _ in range(3)]
+            (one / ".gitattributes").write_text("\n".join(marks))
         git(folder, "init", "-q")
-        words = ["git", "-C", str(folder), "ls-files", "-coz", "--exclude-standard"]
-        expected = subprocess.run(words, capture_output=True, check=True).stdout.split(b"\0")[:-1]
+        names = run_git(folder, b"", "ls-files", "-coz", "--exclude-standard").split(b"\0")[:-1]
+        values = run_git(folder, b"\0".join(names), "check-attr", "-z", "--stdin", "linguist-generated").split(b"\0")
+        expected = [name for name, value in zip(names, values[2::3], strict=True) if value not in (b"set", b"true")]
         assert sorted(map(os.fsencode, list_tree(str(folder)).files)) == sorted(expected), seed
+        below = os.fsencode(rng.choice(folders).relative_to(folder)) + b"/"
+        inside = sorted(name.removeprefix(below) for name in expected if name.startswith(below))
+        if inside:
+            assert sorted(map(os.fsencode, list_tree(str(folder / os.fsdecode(below))).files)) == inside, seed
+
+
+def run_git(folder, given: bytes, *words) -> bytes:
+    return subprocess.run(["git", *words], cwd=folder, input=given, capture_output=True, check=True).stdout
 
 
 def reasons(index):
@@ -389,6 +401,10 @@ def test_no_reason_outlives_its_cause(tmp_path):
     (tree / ".gitignore").write_text("build/\n")
     index = CodeIndex.build(tree)
     assert reasons(index) == {"env/": "vendored"}
+    write_tree(tree, {".gitattributes": "*.ts linguist-generated\n", "c.ts": "c_ts\n"})
+    assert index.update() is True and reasons(index) == {"env/": "vendored", "c.ts": "generated"}
+    assert "c.ts" in listed(tree, include=["*.ts"])
+    (tree / ".gitattributes").unlink()
     (tree / "env/pyvenv.cfg").unlink()
     (tree / "build/b.py").unlink()
     (tree / "build").rmdir()
