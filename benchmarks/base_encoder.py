@@ -233,9 +233,11 @@ def kept(rows: Iterable[Row], names: set[str], tests: Tests) -> tuple[list[Row],
     dropped: Counter[str] = Counter()
     codes = {text(tokens) for tokens in tests.codes}
     for row in rows:
-        owners = {row["repo"], row.get("module", row["repo"]), "/".join(row["url"].split("/")[3:5])}
+        owners = {row["repo"], row.get("module", row["repo"])}
+        # Not from a local path: it would name a package's own folders. Go's packages have their address in their path.
+        for address in (row["url"], row["path"]):
+            owners |= {"/".join(match) for match in re.findall(r"github\.com/([^/]+)/([^/]+)", address)}
         owners |= {ALIASES[name] for name in owners if name in ALIASES}
-        owners |= {"/".join(match) for match in re.findall(r"github\.com/([^/]+)/([^/]+)", row["path"])}
         if not names.isdisjoint(owners | set(map(plain_name, owners))):
             dropped["measured package"] += 1
         elif text(row["docstring_tokens"]) in tests.queries:
