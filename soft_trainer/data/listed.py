@@ -148,8 +148,8 @@ def _scores(given: Mapping, positives: Sequence, negatives: Sequence, source: st
     """Returns the score of each positive and then of each negative, or NaN.
 
     Args:
-        given: the row's values by column: the scores of all of its functions, or those of its positives and those of
-            its negatives. A value lists a score for each function, or for each function that is not empty.
+        given: the row's values by column: one column scores all functions, or two score positives and negatives. A
+            value lists a score for each function, or for each function that is not empty.
 
     Raises:
         UserError: the number of scores differs from the number of functions.

@@ -33,7 +33,7 @@ from soft_trainer.system.terminal import print_on_main
 
 
 class Context(NamedTuple):
-    """What a caller knows about a source, and what it needs.
+    """The facts that a caller knows about a source, and the splits that it needs.
 
     Args:
         names: the columns that the user has named.

@@ -86,7 +86,7 @@ def plain_table(
     """Makes an Arrow table from columns. A column that cannot be stored is dropped, and its name is printed.
 
     Args:
-        dropped: the columns that are dropped from earlier rows. Those of these rows are added.
+        dropped: the columns that are dropped from earlier rows. The columns dropped from these rows are added.
         start: the number of the first row, for messages.
 
     Raises:

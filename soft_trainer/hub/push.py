@@ -209,7 +209,7 @@ class Repository:
         return json.dumps(content | {key: public}, indent=2) + "\n"
 
     def _named_card(self, card: str) -> str:
-        """Returns a card whose code snippets load the encoder from this repository. This is no edit."""
+        """Returns a card whose code snippets load the encoder from this repository. This does not count as an edit."""
         match = re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)[,)]', card)
         if match is None:
             return card

@@ -57,7 +57,7 @@ NO, NEWEST = ("none", "false", "no"), ("true", "last", "yes")  # values of `resu
 
 
 class State(NamedTuple):
-    """What an output folder contains before a run starts: nothing, the same run, or another run.
+    """The contents of an output folder before a run starts: nothing, the same run, or another run.
 
     Args:
         name: NEW (no file that the run would overwrite), STOPPED (the same run, interrupted or shorter), DONE (the

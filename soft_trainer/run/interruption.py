@@ -135,7 +135,7 @@ class Stopping(TrainerCallback):
     def on_step_end(self, args, state, control, model=None, **kwargs):
         """Asks for a checkpoint if a process has received a signal, which also stops training, or if it is time.
 
-        If the last step breaks the weights, training ends with those of the best checkpoint, if there is one.
+        If the last step breaks the weights, training ends with the best checkpoint's weights, if there is one.
         """
         last = state.global_step == state.max_steps
         if last and (best := best_checkpoint(args, state)) and not has_finite_weights(model):

@@ -15,7 +15,7 @@ from soft_trainer.training.prepared_rows import PreparedRows
 
 
 class Training:
-    """What belongs to one call of `SoftInfoNCETrainer.train`. The trainer drops it when the call ends.
+    """The state of one call of `SoftInfoNCETrainer.train`. The trainer drops it when the call ends.
 
     Outside of `train`, a trainer has an object without a checkpoint, for steps and batches that a user asks for.
 

@@ -30,7 +30,7 @@ from soft_trainer.weights import smallest_batch
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetails:
-    """What a script knows about its run and a trainer does not, for the run's record.
+    """Facts about a run that a script knows and a trainer does not, for the run's record.
 
     Args:
         measured: the sets that `train` measures before and after training if `args.report` is set, and `measure`
@@ -48,7 +48,7 @@ class RunDetails:
 
 @dataclass
 class Setup:
-    """What a trainer starts from.
+    """The objects that a trainer starts from.
 
     Args:
         starting: the encoder, whose weights are not loaded yet.

@@ -28,7 +28,7 @@ CANDIDATES = 60  # the chunks among which an error message or a key is looked fo
 FRAMES = 2  # the frames of a stack trace, or the locations in a failing command's output, that come first
 LOCATIONS = 100  # the locations in a text that are looked up
 FAILING_TESTS = 3  # the failing tests whose text is searched for
-MAX_MESSAGE = 60  # words; a longer line is no message
+MAX_MESSAGE = 60  # words; a longer line is not a message
 # Filtering by one of these languages also allows the languages in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"]}
 CLOSE = 10  # the indexed words among which a similar one is chosen
@@ -186,7 +186,7 @@ class View:
         at_line = self.snapshot.chunk_at(path, frame.line)
         there = chunks[-1] if at_line is None else at_line
 
-        def distance(chunk: int) -> tuple[int, bool, int]:  # `(*Context).Next` is no type, and a stub runs no line
+        def distance(chunk: int) -> tuple[int, bool, int]:  # `(*Context).Next` is not a type, and a stub runs no line
             agreeing = len(frame.words.intersection(WORD.findall(names[chunk])))
             return -agreeing, self._text(chunk).endswith(("...", ";")), abs(chunk - there)
 

@@ -107,7 +107,7 @@ class FileFunctions:
 
     @cached_property
     def _between(self) -> list[Node]:
-        """What may stand between a doc comment and its function, in order, without the comments inside attributes."""
+        """The nodes that may separate a doc comment from its function, in order, without comments in attributes."""
         return _outermost([*self._comments, *self._captures.get("attribute", [])])
 
     @cached_property

@@ -43,7 +43,7 @@ class Batch(dict):
         share            the batch's rows x the number of batches / the rows of all batches in the optimizer step: 1 if
                          the accumulated batches have equally many rows
         code_sizes       tuple[int], the number of functions on each process, including hard negatives
-        false_negatives  the number of (query, column) entries that are known positives, so that they are no negatives
+        false_negatives  the number of (query, column) entries that do not count as negatives, being known positives
         has_weights      True once the targets have their weights
     """
 

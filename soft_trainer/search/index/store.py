@@ -305,7 +305,7 @@ def compact(database: sqlite3.Connection) -> None:
 
 
 class Segments:
-    """What ranking needs of all files and chunks, ordered by path.
+    """The properties of all files and chunks that ranking needs, ordered by path.
 
     An index that was updated file by file therefore has the same arrays as a new index. Files and chunks are numbered
     in this order. Their numbers in the database are different.
