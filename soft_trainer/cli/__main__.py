@@ -85,7 +85,8 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
 
         if name == "evaluate":
             words = name_model(words)
-        return command, parse(command.OPTIONS, words, options=command.DEFAULTS, check=command.check, **settings)
+        settings |= {"options": command.DEFAULTS, "check": command.check, "common": getattr(command, "COMMON", None)}
+        return command, parse(command.OPTIONS, words, **settings)
     parser = CommandParser(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
     command.add_arguments(parser)
     return command, (parser.parse_args(words),)

@@ -5,7 +5,7 @@ soft-trainer evaluate outputs/quickstart --source_dir ~/src/my_project --languag
 soft-trainer evaluate USER/NAME --eval_data_dir DIR --output_dir outputs/judged --run_file outputs/judged.trec
 
 The encoder and lexical BM25 each rank the corpus for every test query. If only --eval_data_dir is set, only its sets
-are evaluated.
+are evaluated. --output_dir DIR stores the ranks and results; without it, nothing is written.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class RunFileOptions:
         check_values(self)
 
 
-OPTIONS = (*OF_A_RUN, RunFileOptions)
+OPTIONS = (*OF_A_RUN, RunFileOptions)  # all of them, so that it takes the recipe of a run
+COMMON = """query_length code_length language data_dir query_column code_column eval_data_dir source_dir bf16 run_file
+    run_depth""".split()
 DEFAULTS = {"do_predict": True, "report_to": "none"}
 
 

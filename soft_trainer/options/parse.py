@@ -6,7 +6,7 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import PARTS, STEPS, DataArguments, TrainingOptions, check_steps
@@ -23,6 +23,7 @@ def parse(
     prog: str | None = None,
     options: Mapping | None = None,
     check: Callable | None = None,
+    common: Collection[str] | None = None,
 ) -> tuple:
     """Creates option dataclasses from the command line and from the recipe that `--config` selects.
 
@@ -38,6 +39,7 @@ def parse(
         dataclass_types: the dataclasses. `TrainingOptions` becomes `SoftInfoNCETrainingArguments`.
         options: the options of a recipe that has already been read. Ignored if the command line has `--config`.
         check: called with an instance of each dataclass before torch is imported, to check what they refer to.
+        common: the options that `--help` lists. By default, those declared as common.
 
     Returns:
         One instance of each dataclass. Their attribute `named` has the names of all options on the command line and in
@@ -50,7 +52,7 @@ def parse(
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--help" in argv or "-h" in argv:
-        short_help(dataclass_types, description=description, prog=prog).print_help()
+        short_help(dataclass_types, prog, description, common).print_help()
         sys.exit(0)
     selector = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     selector.add_argument("--config")
@@ -125,7 +127,12 @@ OF_A_RUN = (ModelArguments, DataArguments, TrainingOptions)
 CONFIG = {"metavar": "FILE", "help": "YAML file or name of a recipe. Options on the command line take precedence."}
 
 
-def short_help(dataclass_types: Sequence[type], prog: str | None = None, description: str | None = None):
+def short_help(
+    dataclass_types: Sequence[type],
+    prog: str | None = None,
+    description: str | None = None,
+    common: Collection[str] | None = None,
+):
     """Returns a parser that only prints `--help`, which lists only the common options.
 
     The parser does not import `transformers`, which would take seconds.
@@ -136,7 +143,7 @@ def short_help(dataclass_types: Sequence[type], prog: str | None = None, descrip
     groups = {}
     for kind in dataclass_types:
         for name, declared in option_specs(kind).items():
-            if declared.common:
+            if declared.common if common is None else name in common:
                 if declared.group not in groups:
                     groups[declared.group] = parser.add_argument_group(declared.group)
                 field = kind.__dataclass_fields__[name]

@@ -236,7 +236,7 @@ def test_after_it_and_on_request_there_is_a_traceback(monkeypatch):
 # ---- Help ----
 
 
-@pytest.mark.parametrize(("name", "listed", "lines"), [("train", 28, 110)])
+@pytest.mark.parametrize(("name", "listed", "lines"), [("train", 28, 110), ("evaluate", 12, 60)])
 def test_help_fits_a_screen_and_agrees_with_the_parser(name, listed, lines, capsys):
     with pytest.raises(SystemExit):
         run_command([name, "--help"])
