@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments, set_seed
 from transformers.utils import logging
 
@@ -116,6 +117,9 @@ def set_up(
         # Another trainer with the same arguments must not get the defaults of this encoder.
         args = copy.copy(args)
         apply_defaults(args, starting, callback and callback.estimator, train_split is not None, train_split)
+    for name, value in vars(args).items():
+        if isinstance(value, np.generic):  # a number of NumPy cannot be saved with a checkpoint
+            setattr(args, name, value.item())
     if callback is None and train_split is not None:
         callback = _chosen_estimator(args, starting, train_split, own_loss)
         callbacks += [callback] if callback else []

@@ -117,6 +117,16 @@ def test_a_batch_size_that_is_set_after_the_constructor_is_used(trainer_of, plai
     assert trainer.plan.global_batch_size == 6 and trainer.state.train_batch_size == 6
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_numbers_of_numpy_are_saved_with_a_checkpoint(trainer_of, plain, tmp_path):
+    numbers = {"per_device_train_batch_size": 8, "max_steps": 1, "save_steps": 1, "logging_steps": 1, "seed": 3}
+    numbers = {name: np.int64(value) for name, value in numbers.items()}
+    trainer = trainer_of(plain=plain, save_strategy="steps", learning_rate=np.float32(0.5), **numbers)
+    trainer.train()
+    state = json.loads((tmp_path / "out/checkpoint-1/trainer_state.json").read_text())
+    assert (state["train_batch_size"], state["save_steps"], trainer.args.learning_rate) == (8, 1, 0.5)
+
+
 @pytest.mark.slow
 def test_persistent_data_workers_change_no_weight(trainer_of, model, tmp_path):
     options = {
