@@ -463,6 +463,11 @@ def test_an_issue_that_quotes_a_stack_trace_is_not_a_trace(text):
     assert is_prose("It says this when I sum my prices:\n\nI do not know why it is\n\n" + text)
 
 
+@pytest.mark.parametrize("heading", ["## Error", "**Exception:**", "### Error message", "Error when I sum my prices"])
+def test_a_heading_is_not_an_error(traced, heading):
+    assert traced.search(f"Prices are wrong\n\n{heading}\n\n```\n{PYTHON}```\n")[0].name == "cents"
+
+
 # Each form of a location is the second function's in a file of two. `{}` is the path of the file, and its line is 13.
 FORMS = (
     "{}:13", "{}:13.", "{}:13,", "{}:13:5", "{}:13-15", "{}(13)", "{} (13,5)", "{}(13,5): error", "{}: line 13",
