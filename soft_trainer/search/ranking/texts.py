@@ -33,7 +33,7 @@ _MARKS = re.compile(
 )
 # A line that begins with an error's name, the first words of a message, or what stands above a failing test's frames.
 _ERROR = re.compile(
-    r"^[^\w\n]*(?:E {2,}|[\w.:$\\/]+(?:Error|Exception)\b|(?:\w+ ){0,2}(?:[Ee]rror|[Ee]xception|panic)[:.\[](?=.*\w)"
+    r"^[^\w\n]*(?:E {2,}|[\w.:$\\/]+(?:Error|Exception)\b|(?:\w+ ){0,2}(?:[Ee]rror|[Ee]xception|panic) ?[:.\[](?=.*\w)"
     r"|Exception in thread|thread .* panicked)(?!.*Traceback \(most)"
     r"|^[^\w\n]*(?:FAIL|ERROR): ",
     re.MULTILINE,
