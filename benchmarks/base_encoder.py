@@ -4,9 +4,9 @@
     python benchmarks/base_encoder.py make --work WORK --model sentence-transformers/all-MiniLM-L6-v2
 
 `rows` writes the training rows to WORK, and the list of their packages to `base_packages.tsv`. The rows are the
-documented functions of packages: of those that are unpacked in `SOURCES/LANGUAGE/PACKAGE` (of Debian and npm), and of
-those that are installed in the running Python, which should have this package with its extra `test`. DIR has the sets
-that are measured. `excluded_names` and `Tests` decide which rows are left out.
+documented functions of packages: packages of Debian and npm that are unpacked in `SOURCES/LANGUAGE/PACKAGE`, and
+packages that are installed in the running Python, which should have this package with its extra `test`. DIR has the
+evaluation sets. `excluded_names` and `Tests` decide which rows are excluded.
 
 `make` distils MiniLM over the words in the rows, trains the vectors with `Settings`, which `base_study.md` chose, and
 writes them, as int8, to `soft_trainer/encoders/base`.
@@ -288,7 +288,7 @@ def write_packages(left: list[Row]) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train; the defaults are those of `base`.
+    """Settings of a training. The defaults train `base`.
 
     Attributes:
         start: the folder in `WORK/starts` with the distilled encoder.
@@ -297,7 +297,7 @@ class Settings:
         batches: "random", "language" or "similar".
         weight: the weight of the teacher's KL term.
         regression: epochs of a regression on the teacher's embeddings, before training on pairs.
-        without: languages to leave out, separated by commas.
+        without: languages to exclude, separated by commas.
     """
 
     start: str = "words"
@@ -394,8 +394,8 @@ def drawn(rows: TrainingRows, settings: Settings, generator: np.random.Generator
 def grouped(order: np.ndarray, groups: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
     """Reorders rows so that `size` successive rows are mostly of one group."""
     by_group = order[np.argsort(groups[order], kind="stable")]
-    pieces = np.array_split(by_group, max(1, len(order) // size))
-    return np.concatenate([pieces[number] for number in generator.permutation(len(pieces))])
+    parts = np.array_split(by_group, max(1, len(order) // size))
+    return np.concatenate([parts[number] for number in generator.permutation(len(parts))])
 
 
 def trained(rows: TrainingRows, settings: Settings) -> np.ndarray:

@@ -74,7 +74,7 @@ class Sets:
 
 
 def _rank(scores: np.ndarray, relevant: list[int]) -> int:
-    """Returns the best rank of the relevant functions. A tie counts against us; other relevant ones don't count."""
+    """Returns the best rank of the relevant functions. Ties with irrelevant functions count against us."""
     best = scores[relevant].max()
     return int((scores >= best).sum() - (scores[relevant] >= best).sum() + 1)
 
@@ -140,7 +140,7 @@ def settings_of(changes: str) -> Settings:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Trains once for each settings, and appends the MRR on the valid sets."""
+    """Trains once with each of the settings, and appends the MRR on the valid sets."""
     set_up(1)
     work = Path(arguments.work)
     valid = Sets(Path(arguments.data), work, "valid")
@@ -232,7 +232,7 @@ def search(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Runs, or measures."""
+    """Parses the command line, and calls the chosen command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("run")

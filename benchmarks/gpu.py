@@ -1,4 +1,4 @@
-"""Measures training on one GPU in parts, against sentence-transformers where it has the same, within nine minutes.
+"""Measures training on one GPU in parts, and compares it with sentence-transformers, within nine minutes.
 
     python benchmarks/gpu.py --data_dir DIR [--model FOLDER] [--output gpu.json] [--parts step,waits] [--processes N]
     python benchmarks/gpu.py --data_dir DIR --device cpu --tiny     # tries the script without a GPU
@@ -39,7 +39,7 @@ LOG_LINES = 15  # of a part that failed
 
 
 def parts_of(arguments: argparse.Namespace) -> dict[str, int]:
-    """Part -> limit in seconds, for the parts to run."""
+    """Returns the time limit of each part to run, in seconds, keyed by part."""
     known = STEP | STEP_OF_MODEL | MORE
     if arguments.parts is None:
         return {name: limit for name, limit in known.items() if arguments.model or name not in STEP_OF_MODEL}
@@ -50,7 +50,7 @@ def parts_of(arguments: argparse.Namespace) -> dict[str, int]:
 
 
 def run_part(arguments: argparse.Namespace, name: str, work: Path, limit: float) -> dict:
-    """Runs a part in a process of its own. Returns its result with `status` and `seconds`."""
+    """Runs a part in a separate process. Returns its result with `status` and `seconds`."""
     log = work / f"{name}.log"
     result = work / f"{name}.json"
     command = [sys.executable, __file__, *sys.argv[1:], "--part", name, "--work", str(work)]
@@ -100,7 +100,7 @@ def show(name: str, result: dict) -> None:
 
 
 def goals(parts: dict[str, dict]) -> list[list]:
-    """What we aim at on an H100, and what the parts measured: name, goal, figure."""
+    """Returns our goals for an H100 and the figures that the parts measured, as rows of name, goal and figure."""
     found = []
     for result in parts.values():
         found += result.get("goals", [])

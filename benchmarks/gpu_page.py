@@ -18,12 +18,12 @@ PEER = "sentence-transformers"
 
 
 def measured() -> dict[str, dict]:
-    """Returns part -> its tables and values."""
+    """Returns the tables and values of each part, keyed by part."""
     return json.loads((FOLDER / "gpu_h100.json").read_text())["parts"]
 
 
 def rows_of(part: dict, number: int = 0) -> list[dict]:
-    """Returns the rows of one of a part's tables, as column -> value."""
+    """Returns the rows of one of a part's tables, as dicts keyed by column."""
     found = part["tables"][number]
     return [dict(zip(found["headers"], row, strict=True)) for row in found["rows"]]
 

@@ -1,4 +1,4 @@
-"""The parts of `gpu.py`, each of which runs in a process of its own and writes its result as JSON.
+"""Defines the parts of `gpu.py`. Each part runs in a separate process and writes its result as JSON.
 
 A result has `tables` and `notes` to print, `values` for `gpu_page.py`, `goals` with what was measured, and `wrong`, a
 sentence for each figure that is not only slow but wrong.
@@ -88,7 +88,7 @@ TINY = Scale("64x2", "16,32", (4, 8), 2, 8, 4, 1, 1, 16, 4, 3, 20, 64)
 
 
 class Setting:
-    """What all parts share: the arguments, the sizes, and the rows with the encoder."""
+    """Settings that all parts share: the arguments, the sizes, and the rows with the encoder."""
 
     def __init__(self, arguments: argparse.Namespace):
         self.arguments = arguments
@@ -97,21 +97,21 @@ class Setting:
         self.device = arguments.device
 
     def start(self, model: str | None = None, max_rows: int | None = None) -> StartingPoint:
-        """The rows and the encoder: random weights, which the first part writes, or a model."""
+        """Returns the rows and an encoder: `model` or, by default, random weights, which the first part writes."""
         folder = self.work / ("model" if model else "encoder")
         options = argparse.Namespace(**vars(self.arguments) | vars(self.encoder(model)))
         return begin(options, folder, max_rows)
 
     def encoder(self, model: str | None = None) -> argparse.Namespace:
-        """The options of `begin`."""
+        """Returns the options of `begin`."""
         return argparse.Namespace(model=model, size=self.scale.size, lengths=self.scale.lengths)
 
     def save(self, result: Mapping) -> None:
-        """Writes the part's result, or what there is of it, in case that the time is up before the end."""
+        """Writes the part's result so far, in case the part runs out of time."""
         write_json(self.work / f"{self.arguments.part}.json", result)
 
     def output(self, name: str) -> dict:
-        """The training arguments for a folder of this part's own."""
+        """Returns the training arguments for an output folder that only this part uses."""
         return {"output_dir": str(self.work / f"{self.arguments.part}-{name}")}
 
 
@@ -140,7 +140,7 @@ class Result(dict):
 
 
 def tried(result: Result, name: str, call: Callable):
-    """Returns what a call returns. If it raises, notes why and returns None, so that the part goes on."""
+    """Calls a function and returns its result, or None after noting an error, so that the part continues."""
     try:
         return call()
     except Exception as error:  # a library that is missing or too old
@@ -158,12 +158,12 @@ def free() -> None:
 
 
 def gibibytes(number: int) -> float:
-    """Bytes -> GiB."""
+    """Converts bytes to GiB."""
     return number / 2**30
 
 
 def peak(device: str, reset: bool = False) -> float | None:
-    """The GiB that tensors took at most since the last reset, or None on a CPU."""
+    """Returns the peak memory of tensors since the last reset, in GiB, or None on a CPU."""
     if device == "cpu":
         return None
     found = gibibytes(torch.cuda.max_memory_allocated())
@@ -173,7 +173,7 @@ def peak(device: str, reset: bool = False) -> float | None:
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """The norm of the difference, divided by the norm of what is expected."""
+    """Returns the norm of the difference, divided by the norm of the expected tensor."""
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
@@ -226,7 +226,7 @@ def trained(trainer: Trainer, warm: int, resume: str | None = None) -> dict:
 
 
 def machine_and_versions(setting: Setting) -> Result:
-    """The machine, the versions, and whether the encoder is packed."""
+    """Reports the machine, the versions, and whether the encoder is packed."""
     result = Result()
     lines = [["machine", machine(setting.device)], ["python", sys.version.split()[0]]]
     names = ("accelerate", "datasets", "flash-attn", "kernels", "triton")
@@ -252,7 +252,7 @@ def machine_and_versions(setting: Setting) -> Result:
 
 
 def step(setting: Setting, model: str | None = None) -> Result:
-    """A step, ours and theirs, with the same batches."""
+    """Times our step and theirs on the same batches."""
     result = Result()
     start = setting.start(model)
     makers = {
@@ -310,7 +310,7 @@ def step(setting: Setting, model: str | None = None) -> Result:
 
 
 def loops(setting: Setting) -> Result:
-    """Whole training loops with and without data workers."""
+    """Times whole training loops with and without data workers."""
     result = Result()
     start = setting.start()
     scale = setting.scale
@@ -348,7 +348,7 @@ SOFT = {"loss": "soft_info_nce", "false_negatives": "mask"}
 
 
 def packed(setting: Setting) -> Result:
-    """Packed passes against padded ones: embeddings, gradients, dropout."""
+    """Compares packed passes with padded ones: embeddings, gradients and dropout."""
     result = Result()
     start = setting.start()
     ways = {
@@ -378,7 +378,7 @@ def packed(setting: Setting) -> Result:
 
 
 def embedded(way: Way, rows: np.ndarray) -> tuple[Tensor, Tensor, float]:
-    """The embeddings of a batch's queries and codes, all gradients as one vector, and the loss, without dropout."""
+    """Returns a batch's embeddings, all gradients as one vector, and the loss, without dropout."""
     trainer = way.trainer
     trainer.model.eval()
     with way.running():
@@ -389,14 +389,14 @@ def embedded(way: Way, rows: np.ndarray) -> tuple[Tensor, Tensor, float]:
 
 
 def taken(model: torch.nn.Module) -> Tensor:
-    """All gradients of a model as one vector. Removes them from the model."""
+    """Removes all gradients from a model and returns them as one vector."""
     gradients = [weight.grad.flatten().float() for weight in model.parameters() if weight.grad is not None]
     model.zero_grad()
     return torch.cat(gradients)
 
 
 def dropout(setting: Setting, way: Way, result: Result, rate: float = 0.1) -> None:
-    """What the packed attention does with constant queries and keys, and the rate that the model passes to it.
+    """Tests the dropout of packed attention on constant queries and keys, and the rate that the model passes to it.
 
     The values are unit vectors, so the outputs are the attention probabilities of each token of a text.
     """
@@ -453,7 +453,7 @@ def dropout(setting: Setting, way: Way, result: Result, rate: float = 0.1) -> No
 
 
 class Waits(TrainerCallback):
-    """Counts the calls in which the host waits for the GPU, from one step's beginning to another one's end."""
+    """Counts the calls in which the host waits for the GPU, from the beginning of one step to the end of another."""
 
     def __init__(self, first: int, steps: int):
         self.first, self.last = first, first + steps
@@ -479,7 +479,7 @@ class Waits(TrainerCallback):
 
 
 def line_of_call() -> str:
-    """The innermost line that waits, and the innermost line of ours, if that is another one."""
+    """Returns the innermost line that waits, followed by our innermost line if they differ."""
     root = str(SCRIPT.parent)
     lines = []
     for frame in traceback.extract_stack()[:-2]:
@@ -491,7 +491,7 @@ def line_of_call() -> str:
 
 
 def waits(setting: Setting) -> Result | dict:
-    """The waits for the GPU in a step of real training."""
+    """Counts the waits for the GPU in a step of real training."""
     if setting.device == "cpu":
         return SKIPPED
     result = Result()
@@ -543,7 +543,7 @@ def waits(setting: Setting) -> Result | dict:
 
 
 def memory(setting: Setting) -> Result | dict:
-    """The peak memory of a step."""
+    """Measures the peak memory of a step."""
     if setting.device == "cpu":
         return SKIPPED
     result = Result()
@@ -580,7 +580,7 @@ def memory(setting: Setting) -> Result | dict:
 
 
 def peak_of(way: Way, batches: list[np.ndarray]) -> float:
-    """The peak GiB of some steps. Lets go of the trainer afterwards."""
+    """Returns the peak memory of some steps, in GiB, and then frees the trainer."""
     for rows in batches:
         way.step(rows)
     found = peak(way.device)
@@ -592,7 +592,7 @@ def peak_of(way: Way, batches: list[np.ndarray]) -> float:
 
 
 def launcher(processes: int, precision: str, device: str) -> list[str]:
-    """`accelerate launch` with its options."""
+    """Returns the command `accelerate launch` with its options."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision", precision]
     command += ["--num_processes", str(processes), "--num_machines", "1", "--dynamo_backend", "no"]
     if processes > 1:
@@ -603,14 +603,14 @@ def launcher(processes: int, precision: str, device: str) -> list[str]:
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
+    """Returns a port that nothing listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
 def precisions(setting: Setting) -> Result:
-    """The training script under `accelerate launch`, in three precisions."""
+    """Runs the training script under `accelerate launch` in three precisions."""
     result = Result()
     scale = setting.scale
     processes = setting.arguments.processes
@@ -663,7 +663,7 @@ def precisions(setting: Setting) -> Result:
 
 
 def cache(setting: Setting) -> Result:
-    """Gradient caching: memory, and whether loss and gradients equal those of one piece."""
+    """Measures the memory of gradient caching, and compares its loss and gradients with a single pass."""
     result = Result()
     start = setting.start()
     scale = setting.scale
@@ -699,7 +699,7 @@ def cache(setting: Setting) -> Result:
 
 
 def gradients_of(way: Way, rows: np.ndarray) -> tuple[Tensor, float]:
-    """All gradients of a training step as one vector, and its loss."""
+    """Returns all gradients of a training step as one vector, and its loss."""
     trainer = way.trainer
     with way.running():
         loss = trainer.training_step(trainer.model, way.collate(rows))
@@ -707,14 +707,14 @@ def gradients_of(way: Way, rows: np.ndarray) -> tuple[Tensor, float]:
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Sets every dropout to 0, so that two runs compute the same."""
+    """Sets every dropout to 0, so that two runs compute the same result."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
 
 
 def resume(setting: Setting) -> Result:
-    """A run that is resumed under `full_determinism`, compared bit by bit with one that was not stopped."""
+    """Resumes a run under `full_determinism`, and compares it bit by bit with an uninterrupted run."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # cuBLAS reads it when it starts
     result = Result()
     start = setting.start()
@@ -752,7 +752,7 @@ def resume(setting: Setting) -> Result:
 
 
 def processes(setting: Setting) -> Result:
-    """Several processes against one, on the same global batches, without dropout."""
+    """Compares several processes with one, on the same global batches, without dropout."""
     result = Result()
     scale = setting.scale
     setting.start()
@@ -781,7 +781,7 @@ def processes(setting: Setting) -> Result:
 
 
 def launched(setting: Setting, number: int, spec: Mapping, shares: bool) -> dict:
-    """Trains in some processes and returns the result of the first one.
+    """Trains in `number` processes and returns the result of the first one.
 
     Args:
         shares: True if all processes use the same device, which no launcher does.
@@ -805,7 +805,7 @@ def launched(setting: Setting, number: int, spec: Mapping, shares: bool) -> dict
 
 
 def train_here(setting: Setting, spec: Mapping) -> None:
-    """Trains in this process, perhaps one of several, and writes the result of the first one."""
+    """Trains in this process, which may be one of several. The first process writes the result."""
     from soft_trainer.system import distributed
 
     options = {
@@ -825,7 +825,7 @@ def train_here(setting: Setting, spec: Mapping) -> None:
 
 
 def estimators(setting: Setting) -> Result:
-    """A teacher, the encoder before training with hard batches, and a static encoder."""
+    """Trains with a teacher, with the initial model and hard batches, and with a static encoder."""
     result = Result()
     start = setting.start()
     scale = setting.scale

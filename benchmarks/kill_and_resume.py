@@ -45,7 +45,7 @@ OPTIONS = {
 
 
 def argv_of(folder: Path, data: dict, processes: int) -> list[str]:
-    """The script with its options; makes its folder with a log."""
+    """Creates a run's folder, and returns the script with its options."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "log.txt").touch()
     batch = data["batch_size"] // processes
@@ -69,7 +69,7 @@ def finish(run: psutil.Popen, folder: Path) -> None:
 
 
 def weights(folder: Path) -> str:
-    """A digest of the final weights."""
+    """Returns a digest of the final weights."""
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
@@ -89,7 +89,7 @@ def kill(run: psutil.Popen) -> None:
 
 
 def signal_all(run: psutil.Popen, name: str) -> None:
-    """Calls a method of each process of the run; those that end meanwhile are excluded."""
+    """Calls a method of each process of the run, except processes that have ended."""
     processes = [run]
     with contextlib.suppress(psutil.NoSuchProcess):
         processes += run.children(recursive=True)
@@ -99,7 +99,7 @@ def signal_all(run: psutil.Popen, name: str) -> None:
 
 
 def seconds_of_training(folder: Path, data: dict, processes: int) -> float:
-    """Trains without a stop. Returns the seconds from the first step to the end of the run."""
+    """Trains without interruption. Returns the seconds from the first step to the end of the run."""
     run = start(folder, data, processes)
     wait_for_training(run, folder)
     begun = time.monotonic()
@@ -108,7 +108,7 @@ def seconds_of_training(folder: Path, data: dict, processes: int) -> float:
 
 
 def kill_and_resume(folder: Path, data: dict, processes: int, wait: float) -> tuple[str, str]:
-    """The moment of the kill, and the digest of the final weights of the resumed run."""
+    """Kills and resumes a run. Returns the moment of the kill, and the digest of the final weights."""
     run = start(folder, data, processes)
     wait_for_training(run, folder)
     time.sleep(wait)
@@ -123,7 +123,7 @@ def kill_and_resume(folder: Path, data: dict, processes: int, wait: float) -> tu
 
 
 def main() -> None:
-    """Trains without a stop, kills and resumes, prints a table. The exit code is 1 if a bit differs."""
+    """Trains without interruption, kills and resumes, and prints a table. The exit code is 1 if a bit differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_dir", required=True, help="train, valid, test and codebase as .jsonl or .jsonl.gz")
     parser.add_argument("--kills", type=int, default=20)

@@ -1,4 +1,4 @@
-"""Helpers for the benchmarks: description of the machine, interleaved timing, ratios and spread, roofline."""
+"""Helps the benchmarks measure: description of the machine, interleaved timing, ratios and spread, roofline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOF_SIZE = {"cpu": 2048, "cuda": 8192}  # rows of the square matrices in `matri
 
 
 def parser_of(description: str) -> argparse.ArgumentParser:
-    """A parser with the options of every benchmark."""
+    """Returns a parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_dir", required=True, help="folder with train.jsonl or train.jsonl.gz")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -41,7 +41,7 @@ def set_up(threads: int) -> None:
 
 
 def machine(device: str = "cpu") -> str:
-    """The line above a table: date, processor, threads and versions."""
+    """Returns the line above a table: date, processor, threads and versions."""
     name = torch.cuda.get_device_name() if device == "cuda" else _processor()
     return (
         f"{datetime.date.today()}, {name}, {torch.get_num_threads()} threads of {os.cpu_count()} cores, "
@@ -51,7 +51,7 @@ def machine(device: str = "cpu") -> str:
 
 
 def _processor() -> str:
-    """The processor's name."""
+    """Returns the processor's name."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -59,12 +59,12 @@ def _processor() -> str:
 
 
 def numbers(text: str) -> list[int]:
-    """`"32,128"` -> [32, 128]."""
+    """Parses numbers: `"32,128"` gives [32, 128]."""
     return [int(part) for part in text.split(",")]
 
 
 def seconds(call: Callable[[], object], device: str = "cpu") -> float:
-    """The seconds of one call, with the work that it started on the device."""
+    """Returns the seconds that a call takes, including the work that it starts on the device."""
     finish(device)
     start = time.perf_counter()
     call()
@@ -86,24 +86,24 @@ def turns(names: Sequence[str], repetitions: int) -> Iterator[tuple[int, str]]:
 
 
 def draw(rows: int, size: int, generator: np.random.Generator) -> np.ndarray:
-    """The row numbers of a random batch. A row occurs twice only if there are too few rows."""
+    """Draws the row numbers of a random batch. A row occurs twice only if there are too few rows."""
     return generator.choice(rows, size, replace=size > rows)
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """The median, and the range from least to most."""
+    """Formats the median and the range of some values."""
     return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Each value divided by that of `base`, repetition by repetition."""
+    """Divides each value by the value of `base` in the same repetition."""
     return [value / other for value, other in zip(values, base, strict=True)]
 
 
 def matrix_rate(device: str, dtype: torch.dtype, size: int | None = None, repetitions: int = 15) -> float:
-    """The median operations a second of products of large square matrices, the most that the machine can do.
+    """Measures the machine's peak rate: the median operations per second of products of large square matrices.
 
-    NaN where bfloat16 is emulated, because one product would take minutes.
+    Returns NaN if bfloat16 is emulated, because one product would take minutes.
     """
     if dtype == torch.bfloat16 and not computes_bf16(torch.device(device)):
         return math.nan

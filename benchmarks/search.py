@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def timed(rows: list, name: str, call):
-    """The value of a call; its seconds go to the table."""
+    """Returns the result of a call, and adds its seconds to the table."""
     start, cpu = time.perf_counter(), cpu_seconds()
     value = call()
     rows.append((f"{name}, s (CPU s)", f"{time.perf_counter() - start:.2f} ({cpu_seconds() - cpu:.2f})"))
@@ -72,7 +72,7 @@ def timed(rows: list, name: str, call):
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of those that it has waited for."""
+    """Returns the CPU seconds of this process and of the processes that it has waited for."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -92,7 +92,7 @@ def update_one(rows: list, index: CodeIndex) -> None:
 
 
 def latency(index: CodeIndex, lexical: bool) -> str:
-    """p50 and p95 of queries to an open index, in ms of the wall, and p50 of the CPU."""
+    """Measures queries to an open index: p50 and p95 of wall time, and p50 of CPU time, in ms."""
     index.search("warm up", lexical=lexical)
     taken, cpu = [], []
     for query in random.Random(0).choices(SENTENCES, k=QUERIES):
@@ -104,13 +104,13 @@ def latency(index: CodeIndex, lexical: bool) -> str:
 
 
 def percentiles(taken: list[float]) -> str:
-    """p50 and p95 as text."""
+    """Formats p50 and p95."""
     taken = sorted(taken)
     return f"{taken[len(taken) // 2]:.1f} ms, {taken[int(0.95 * (len(taken) - 1))]:.1f} ms"
 
 
 def ripgrep(folder: str) -> str:
-    """p50 and p95 of ripgrep for any word of a query."""
+    """Measures p50 and p95 of ripgrep for any word of a query."""
     if shutil.which("rg") is None:
         return "not installed"
     taken = []
@@ -122,7 +122,7 @@ def ripgrep(folder: str) -> str:
 
 
 def cold(path: Path, *options: str) -> str:
-    """The least of three runs of the whole command, in seconds."""
+    """Returns the shortest of three runs of the whole command, in seconds."""
     code = (
         "import argparse, sys; from soft_trainer.cli import search; p = argparse.ArgumentParser();"
         "search.add_arguments(p); search.run(p.parse_args(sys.argv[1:]))"
@@ -138,7 +138,7 @@ def cold(path: Path, *options: str) -> str:
 
 
 def rank_bm25(folder: str, index: CodeIndex) -> str:
-    """Seconds to index and ms a query of rank_bm25 over blocks of 50 lines."""
+    """Measures rank_bm25 over blocks of 50 lines: seconds to index, and ms per query."""
     from rank_bm25 import BM25Okapi
 
     paths = [row[0] for row in index.database.execute("SELECT path FROM files")]

@@ -50,7 +50,7 @@ class StartingPoint:
     device: str
 
     def settings(self, dtype: str = "float32") -> dict:
-        """The training arguments that all ways share."""
+        """Returns the training arguments that all ways share."""
         return {
             "output_dir": str(self.folder / "out"),
             "bf16": dtype == "bfloat16",
@@ -75,7 +75,7 @@ def add_encoder_options(parser: argparse.ArgumentParser, lengths: str = "128,256
 
 
 def label(arguments: argparse.Namespace) -> str:
-    """The encoder and its lengths, for a title."""
+    """Formats the encoder and its lengths, for a title."""
     name = Path(arguments.model).name if arguments.model else f"random weights {arguments.size}"
     return f"{name}, query and code {arguments.lengths.replace(',', ' and ')} tokens"
 

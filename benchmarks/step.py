@@ -75,7 +75,7 @@ class Way:
         trainer.current_gradient_accumulation_steps = 1
 
     def step(self, rows: np.ndarray) -> tuple[float, float, dict]:
-        """The seconds of a step, the seconds of its collation, and the batch."""
+        """Runs a step. Returns the seconds of the step and of its collation, and the batch."""
         trainer = self.trainer
         with self.running():
             finish(self.device)
@@ -91,7 +91,7 @@ class Way:
 
     @torch.no_grad()
     def loss(self, rows: np.ndarray) -> float:
-        """The loss of a batch without dropout."""
+        """Returns the loss of a batch without dropout."""
         self.trainer.model.eval()
         with self.running():
             return float(self.trainer.compute_loss(self.trainer.model, self.collate(rows)))
@@ -100,7 +100,7 @@ class Way:
 def our_trainer(
     start: StartingPoint, dtype: str, collator=None, callbacks=(), rows=None, **options
 ) -> SoftInfoNCETrainer:
-    """Our trainer with InfoNCE and its default settings, except for `options`."""
+    """Makes our trainer with InfoNCE and its default settings, except for `options`."""
     encoder = load_encoder(start.folder, device="cpu")
     defaults = {"loss": "info_nce", "false_negatives": "ignore", "dataloader_drop_last": False}
     defaults |= {"train_sampling_strategy": "random", "warmup_steps": 0}
@@ -117,18 +117,18 @@ def our_trainer(
 
 
 def ours(start: StartingPoint, dtype: str, collator=None, **options) -> Way:
-    """Our trainer's step."""
+    """Makes our trainer's step."""
     trainer = our_trainer(start, dtype, collator, **options)
     return Way(trainer, trainer.get_train_dataloader().dataset.__getitems__, start.device, trainer.running)
 
 
 def ours_padded(start: StartingPoint, dtype: str) -> Way:
-    """Our trainer's step without packing."""
+    """Makes our trainer's step without packing."""
     return ours(start, dtype, packing="false")
 
 
 def padded_to_maximum(start: StartingPoint, dtype: str) -> Way:
-    """Our trainer with every text padded to the maximum length."""
+    """Makes our trainer's step with every text padded to the maximum length."""
     pad_token_id = load_tokenizer(start.folder, start.profile).pad_token_id
 
     def pad(features: list[dict], side: str) -> dict[str, Tensor]:
@@ -146,7 +146,7 @@ def padded_to_maximum(start: StartingPoint, dtype: str) -> Way:
 def their_trainer(
     start: StartingPoint, dtype: str, unpads: bool = False, loss_of: Callable | None = None, **options
 ) -> SentenceTransformerTrainer:
-    """The trainer of sentence-transformers with its own collator, and its own loss or the one of `loss_of(model)`."""
+    """Makes sentence-transformers' trainer with its collator, and its default loss or `loss_of(model)`."""
     profile = start.profile
     settings = {"attn_implementation": flash_attention()} if unpads else {}
     model = SentenceTransformer(str(start.folder), device=start.device, model_kwargs=settings)
@@ -171,7 +171,7 @@ def their_trainer(
 
 
 def flash_attention() -> str | None:
-    """The flash attention with which sentence-transformers skips padding, or None if none is installed."""
+    """Returns the flash attention that lets sentence-transformers skip padding, or None if it is not installed."""
     if importlib.util.find_spec("flash_attn"):
         return "flash_attention_2"
     if importlib.util.find_spec("kernels"):
@@ -191,19 +191,19 @@ def without_cudnn_attention() -> Iterator[None]:
 
 
 def sentence_transformers(start: StartingPoint, dtype: str, running=contextlib.nullcontext, **options) -> Way:
-    """The step of sentence-transformers' trainer."""
+    """Makes the step of sentence-transformers' trainer."""
     trainer = their_trainer(start, dtype, **options)
     fetch = trainer.train_dataset.__getitems__
     return Way(trainer, lambda rows: trainer.data_collator(fetch(rows.tolist())), start.device, running)
 
 
 def sentence_transformers_without_cudnn(start: StartingPoint, dtype: str) -> Way:
-    """The same, without cuDNN's attention."""
+    """Makes the same step without cuDNN's attention."""
     return sentence_transformers(start, dtype, without_cudnn_attention)
 
 
 def sentence_transformers_unpadded(start: StartingPoint, dtype: str) -> Way:
-    """The same, without padding, which needs flash-attn or kernels."""
+    """Makes the same step without padding, which needs flash-attn or kernels."""
     return sentence_transformers(start, dtype, unpads=True)
 
 
@@ -230,7 +230,7 @@ def passes(batch: Batch | Mapping) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def work(model, batch: Mapping) -> dict[str, float]:
-    """The tokens and operations of a step's forward and backward passes, all of them and the useful ones."""
+    """Counts the tokens and operations of a step's forward and backward passes, in total and without padding."""
     config = model.config
     lengths, padded = (torch.cat(each).double() for each in zip(*passes(batch), strict=True))
     per_token = 6 * model.num_parameters(exclude_embeddings=True)
@@ -246,7 +246,10 @@ def work(model, batch: Mapping) -> dict[str, float]:
 
 
 def measure(ways: dict[tuple[str, str], Way], batches: list[np.ndarray], count: Callable[[Mapping], dict]) -> dict:
-    """Way -> seconds of its steps with and without collation, and `count` of its batches. None if memory ran out."""
+    """Returns the seconds of each way's steps, with and without collation, and `count` of its batches.
+
+    The result is keyed by way, and None if memory ran out.
+    """
     results: dict = {name: {"whole": [], "bare": [], "work": []} for name in ways}
     for repetition, name in turns(list(ways), len(batches)):
         if results[name] is None:
@@ -266,7 +269,7 @@ def measure(ways: dict[tuple[str, str], Way], batches: list[np.ndarray], count: 
 
 
 def line(batch_size: int, name: tuple[str, str], results: dict, roof: float) -> list:
-    """A row of the table."""
+    """Returns a row of the table."""
     way, dtype = name
     result, base, single = results[name], results[("ours", dtype)], results.get(("ours", "float32"))
     cells = [batch_size, dtype, way]

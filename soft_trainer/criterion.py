@@ -25,7 +25,7 @@ WEIGHTINGS = {name: getattr(weightings, function) for name, function in choices.
 # Settings that need an estimator unless they have this value.
 NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 # Settings that only losses and weightings read.
-OF_FUNCTIONS = {"alpha", "beta", "temperature", "floor", "margin", "infonce_weight", "kl_weight"}
+FUNCTION_SETTINGS = {"alpha", "beta", "temperature", "floor", "margin", "infonce_weight", "kl_weight"}
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Criterion(LossOptions):
     @property
     def unread(self) -> dict[str, str]:
         """The settings that have no effect beside the others, each with the reason."""
-        unread = dict.fromkeys(OF_FUNCTIONS - self.reads, "neither the loss nor its weighting uses it")
+        unread = dict.fromkeys(FUNCTION_SETTINGS - self.reads, "neither the loss nor its weighting uses it")
         if self.cancel != "top_k":
             unread["cancel_k"] = "it needs cancel=top_k"
         if self.cancel != "ratio":
@@ -244,8 +244,12 @@ class Criterion(LossOptions):
         """The settings that have an effect, keyed by name."""
         off = {"weighting": "linear", **NEED_SIMILARITY}
         unread = self.unread
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if name not in unread and value != off.get(name)}
+        effective = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in unread and value != off.get(field.name):
+                effective[field.name] = value
+        return effective
 
     @property
     def uses_weights(self) -> bool:
@@ -385,7 +389,7 @@ def _entries(mask: Tensor, counts: np.ndarray | None) -> tuple[Tensor, Tensor]:
 
 
 def _two_copies(matrix: Tensor) -> Tensor:
-    """Repeats a batch's matrix for queries and functions that do not meet. Between them, numbers are very small."""
+    """Repeats a batch's matrix for two copies of its queries and functions. Scores between the copies are very low."""
     if matrix.dim() == 1:
         return torch.cat([matrix, matrix])
     between = torch.full_like(matrix, False if matrix.dtype == torch.bool else -1e4)

@@ -32,7 +32,7 @@ def assign_splits(sizes: Counter[str], held_out_share: float = HELD_OUT_SHARE, s
     for name in room:
         if name not in split.values():
             free = [group for group in split if split[group] == "train"]
-            if len(free) == 1 and len(split) > 2:  # train keeps it
+            if len(free) == 1 and len(split) > 2:  # train keeps its only group
                 free = [group for group in split if split[group] != "train"]
             split[min(free, key=lambda group: (sizes[group], group))] = name
     return split

@@ -88,9 +88,9 @@ def positive_aware_weights(
     if similarity.dtype != torch.float64:
         similarity = similarity.float()
     negatives, column = _negatives(similarity, positives, negatives)
-    own = similarity.gather(1, column)
+    positive = similarity.gather(1, column)
     # Equal similarities may both be -inf, the logarithm of 0; their difference must still be 0.
-    lead = torch.where(similarity == own, 0.0, own - similarity) - margin
+    lead = torch.where(similarity == positive, 0.0, positive - similarity) - margin
     if temperature < torch.finfo(similarity.dtype).tiny:
         weights = (lead >= 0).to(similarity.dtype)
     else:
@@ -129,8 +129,8 @@ def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | Non
         BoolTensor[B, N], True on the negatives that are kept. The positive is False, because it is not a negative.
     """
     negatives, column = _negatives(similarity, positives, None)
-    own = similarity.gather(1, column)
-    return negatives & ~(similarity > own - (1 - ratio) * own.abs())
+    positive = similarity.gather(1, column)
+    return negatives & ~(similarity > positive - (1 - ratio) * positive.abs())
 
 
 def _check(*settings: tuple[str, float, str, bool]) -> None:

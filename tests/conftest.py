@@ -96,7 +96,7 @@ def make_row(query: str, code: str, number: int) -> dict:
 
 @pytest.fixture(scope="session", autouse=True)
 def in_float32():
-    """Runs all tests in float32, except those of precision, which say what the processor can do."""
+    """Runs all tests in float32, except tests of precision, which say what the processor can do."""
     importlib.import_module("without_bf16")
 
 

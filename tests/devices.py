@@ -10,7 +10,7 @@ TO_HOST = (Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__float_
 
 
 class OnGpu(Tensor):
-    """A tensor that says that it is on a GPU. It computes on the CPU."""
+    """A tensor that claims to be on a GPU, but computes on the CPU."""
 
     kind = "cuda"
 
@@ -25,7 +25,7 @@ class OnGpu(Tensor):
 
 
 class OnApple(OnGpu):
-    """A tensor that says that it is on Apple's GPU, where there is no float64."""
+    """A tensor that claims to be on Apple's GPU, which has no float64."""
 
     kind = "mps"
 

@@ -1,10 +1,10 @@
-"""The splits of a run as flat tables, for tests that compare rows."""
+"""Flattens the splits of a run into tables, for tests that compare rows."""
 
 from datasets import Dataset, concatenate_datasets
 
 
 def tables_of(splits) -> dict[str, Dataset]:
-    """Returns the pairs of each split, those of several languages together, and the corpus as `codebase`."""
+    """Returns the pairs of each split, with all languages together, and the corpus as `codebase`."""
     pairs, corpora = {}, {}
     for name, split in splits.items():
         pairs.setdefault(name.split("-")[0], []).append(split.to_pairs())

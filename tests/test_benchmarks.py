@@ -1,4 +1,4 @@
-"""The benchmarks run at their smallest size, those for a GPU without one, on a handful of rows."""
+"""The benchmarks run at their smallest size, on a few rows and without a GPU."""
 
 import json
 import os

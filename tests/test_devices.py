@@ -1,4 +1,4 @@
-"""What a step does around the loss needs no float64 on a device without it, and never waits for a GPU.
+"""A step needs no float64 on a device without it, and never waits for a GPU around the loss.
 
 A tensor on "meta" has no values, so everything that would wait for a value raises an error.
 """
@@ -23,7 +23,7 @@ def random(*shape, seed=0):
 
 
 def targets_of(criterion: Criterion):
-    """Targets with two positives for some queries, with their number known on the host."""
+    """Makes targets with two positives for some queries, and their counts on the host."""
     targets = criterion.targets(POSITIVES, None, EXTRA_POSITIVES, random(*EXTRA_POSITIVES.shape, seed=1))
     known = EXTRA_POSITIVES.scatter(1, POSITIVES[:, None], True).sum(1).numpy()
     return dataclasses.replace(targets, positive_counts=known)
@@ -34,10 +34,10 @@ def test_several_positives_are_expanded_equally_with_and_without_waiting(loss):
     criterion = Criterion(loss, alpha=0.5)
     targets = targets_of(criterion)
     scores = random(*EXTRA_POSITIVES.shape)
-    for place in (on_gpu, on_apple):
-        elsewhere = criterion(place(scores), targets.mapped(place))
+    for moved in (on_gpu, on_apple):
+        elsewhere = criterion(moved(scores), targets.mapped(moved))
         torch.testing.assert_close(elsewhere.cpu(), criterion(scores, targets), atol=0, rtol=0)
-        rows = [PositiveRows(each) for each in (targets, targets.mapped(place))]
+        rows = [PositiveRows(each) for each in (targets, targets.mapped(moved))]
         assert rows[0].queries.tolist() == rows[1].queries.tolist()
     for part in (slice(None), slice(1, 3)):
         meta = targets.mapped(lambda tensor: tensor.to("meta"))[part]
@@ -61,10 +61,10 @@ def test_statistics_of_weights_need_no_float64_on_the_device():
     criterion = Criterion(alpha=0.5)
     similarity, scores = random(6, 6), random(6, 6, seed=1)
     found = []
-    for place in (lambda tensor: tensor, on_apple):
+    for moved in (lambda tensor: tensor, on_apple):
         callback = EstimatorCallback(BM25Estimator())
         targets = criterion.targets(torch.arange(6), similarity=similarity)
-        callback.observe(targets.mapped(place), place(scores), 0.1)
+        callback.observe(targets.mapped(moved), moved(scores), 0.1)
         found.append(callback.statistics())
     assert found[0] == found[1] and found[0]["weight_mean"] > 0
 
@@ -115,15 +115,15 @@ def test_a_frozen_encoder_runs_in_the_precision_that_its_device_has(monkeypatch,
 def test_the_initial_model_is_placed_for_the_time_of_encoding(trainer_of, monkeypatch):
     # FSDP and DeepSpeed move the model when training begins. "meta" plays the role of the GPU.
     trainer = trainer_of(estimator=frozen_encoder.InitialModelEstimator(cache_dir=None))
-    places = []
+    events = []
     monkeypatch.setattr(frozen_encoder.distributed, "device", lambda: torch.device("meta"))
     without_autocast(monkeypatch)
-    monkeypatch.setattr(type(trainer.model), "to", lambda model, device: places.append(str(device)))
+    monkeypatch.setattr(type(trainer.model), "to", lambda model, device: events.append(str(device)))
 
     def embed(encoder, tokens, *_):
-        places.append("encoded")
+        events.append("encoded")
         return torch.ones(len(tokens), 32)
 
     monkeypatch.setattr(frozen_encoder, "embed_sharded", embed)
     trainer.estimator.fit(trainer.train_split)
-    assert places == ["meta", "encoded", "cpu"] * 2
+    assert events == ["meta", "encoded", "cpu"] * 2

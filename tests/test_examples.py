@@ -88,7 +88,7 @@ def test_simcse(run, data_dir, encoder_dir, tmp_path):
 
 
 def test_simcse_is_trained_on_the_texts_that_its_estimator_reads(data_dir, encoder_dir, monkeypatch):
-    """The rows have a docstring and its tokens, which are other texts."""
+    """The docstring and the docstring tokens of a row are different texts."""
     monkeypatch.syspath_prepend(EXAMPLES[0].parent)
     import simcse
 

@@ -121,7 +121,7 @@ class Words(PythonBackend):
 
 def test_tokenizers_written_in_python_are_known_by_their_files_and_settings(tmp_path):
     for name, words in (("one", ["<unk>", "a", "b"]), ("other", ["<unk>", "b", "a"])):
-        (tmp_path / f"{name}.json").write_text(json.dumps({word: place for place, word in enumerate(words)}))
+        (tmp_path / f"{name}.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
 
     def known(name, **settings):
         return tokenizer_fingerprint(Words(str(tmp_path / f"{name}.json"), **settings))

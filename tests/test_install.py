@@ -62,8 +62,8 @@ def test_workflows_run_what_is_there():
 def test_the_page_for_agents_is_short_and_names_what_is_there():
     text = (ROOT / "AGENTS.md").read_text()
     assert len(text.splitlines()) <= 60
-    places = re.findall(r"`((?:soft_trainer|tests)/[\w./]+|run_codesearch\.py)`", text)
-    assert len(places) > 10 and all((ROOT / place).exists() for place in places)
+    paths = re.findall(r"`((?:soft_trainer|tests)/[\w./]+|run_codesearch\.py)`", text)
+    assert len(paths) > 10 and all((ROOT / path).exists() for path in paths)
 
 
 @pytest.mark.slow
@@ -82,14 +82,14 @@ def test_every_line_that_installs_an_extra_works_in_a_clone():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     extras = set(config["options.extras_require"])
-    places = [
+    paths = [
         *ROOT.glob("soft_trainer/**/*.py"),
         *ROOT.glob("docs/*.md"),
         *ROOT.glob("*.md"),
         *ROOT.glob("examples/*"),
     ]
     found = set()
-    for path in places:
+    for path in paths:
         if path.is_file():
             text = path.read_text(errors="replace")
             assert "pip install 'soft-trainer" not in text and "pip install soft-trainer" not in text, path

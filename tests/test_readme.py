@@ -1,4 +1,4 @@
-"""The README's Python code runs, its figures of a GPU are the measured ones, and it is short."""
+"""The README's Python code runs, its GPU figures equal the measured figures, and it is short."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The trainers on the page about training that override parts of the step."""
+"""Trainers that override parts of the step, as the page about training shows."""
 
 import re
 from pathlib import Path

@@ -151,7 +151,7 @@ def plain_loss(trainer, batch) -> torch.Tensor:
 
 
 def check_plain(trainer, batch) -> None:
-    """Compares the loss of a step and its gradients with those of `plain_loss`."""
+    """Compares the loss and gradients of a step with `plain_loss`."""
     loss, found = gradients(trainer, batch)
     trainer.model.zero_grad()
     expected = plain_loss(trainer, batch)

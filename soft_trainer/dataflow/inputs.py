@@ -54,7 +54,8 @@ def graph_features(
     tokens, edges = extract_data_flow(code, language)
     lead = len(_ids("@", tokenizer))
     pieces = [_ids(f"@ {token}", tokenizer)[lead:] for token in tokens]
-    pieces[:1] = [_ids(token, tokenizer) for token in tokens[:1]]
+    if tokens:
+        pieces[0] = _ids(tokens[0], tokenizer)
     length = code_length + data_flow_length
     starts = list(accumulate(map(len, pieces), initial=1))
     ids = list(chain.from_iterable(pieces))[: length - 2 - min(len(edges), data_flow_length)]

@@ -49,7 +49,7 @@ def compare_with_folder(
         UserError: they differ. The message names the fields that may be the cause.
     """
     if encoder.profile.pooling == "pooler" and getattr(encoder.model, "pooler", None) is None:
-        return  # the user's options pool in another way
+        return  # the user chose another pooling
     from sentence_transformers import SentenceTransformer  # slow to import
 
     with reading(name_or_path, revision), torch.random.fork_rng(devices=[]):

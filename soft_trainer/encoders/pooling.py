@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pooling:
-    """One pooling.
+    """Pools the token vectors of each text into one embedding, in torch, on packed texts, or with NumPy.
 
     Args:
         padded: takes the model's output, Tensor[B, L, d], and the tokens to pool, Tensor[B, L], 1 or True, or for

@@ -136,7 +136,7 @@ class EncoderProfile:
             raise UserError(f"{path}: {error}") from error
 
     def changed(self, changes: Mapping[str, object]) -> EncoderProfile:
-        """Returns a copy with changes by a user: fields of the profile, `query_prompt` and `code_prompt`.
+        """Returns a copy with a user's changes to fields of the profile, `query_prompt` or `code_prompt`.
 
         Raises:
             UserError: a name is unknown, or a value is invalid.

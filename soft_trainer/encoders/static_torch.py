@@ -75,7 +75,7 @@ class Weighing:
     prompt_length: int
 
     def after(self, tokenizer: PreTrainedTokenizerBase, prefix: str) -> Weighing:
-        """Returns how functions after a prompt are weighed."""
+        """Returns a copy that weighs functions after a prompt."""
         prompt = tokenizer(prefix, add_special_tokens=False)["input_ids"]
         return replace(self, prompt_length=sum(token != self.unknown for token in prompt))
 

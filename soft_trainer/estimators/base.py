@@ -130,7 +130,9 @@ def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
     if not partial and similarity.device.type == "cpu" and bool(similarity.isnan().any()):
         query, code = similarity.isnan().nonzero()[0].tolist()
         rows = f"{int(query_rows[query])} (query) and {int(code_rows[code])} (code)"
-        raise UserError(f"{name}.similarity returned NaN for the rows {rows}")
+        raise UserError(
+            f"{name}.similarity returned NaN for the rows {rows}; if NaN means unknown, set partial = True"
+        )
     if similarity.dtype == torch.float64:
         return similarity
     return similarity.float()

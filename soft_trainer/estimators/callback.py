@@ -23,7 +23,7 @@ class EstimatorCallback(TrainerCallback):
 
     Args:
         estimator: an object with `fit(split)` and `similarity(query_rows, code_rows)`.
-        by_default: True if nobody chose this estimator, so that another one replaces it (`Trainer.add_callback`).
+        by_default: True if the user did not choose this estimator, so that `Trainer.add_callback` may replace it.
     """
 
     def __init__(self, estimator, by_default: bool = False):
@@ -37,7 +37,7 @@ class EstimatorCallback(TrainerCallback):
         name = type(self.estimator).__name__
         try:
             self.estimator.fit(split)
-        except (KeyError, ValueError) as error:  # of `datasets`, for a column that does not exist
+        except (KeyError, ValueError) as error:  # `datasets` raises these for a missing column
             for new, old in split.called.items():
                 if repr(old) in str(error):
                     raise UserError(f"{name}: the column {old!r} is called {new!r} in the split") from error
@@ -109,5 +109,5 @@ def find_estimator_callback(callbacks) -> EstimatorCallback | None:
     """
     chosen = [callback for callback in callbacks or () if isinstance(callback, EstimatorCallback)]
     if len(chosen) > 1:
-        raise UserError("callbacks: only one estimator is allowed")
+        raise UserError(f"callbacks: only one estimator is allowed, not {len(chosen)}")
     return next(iter(chosen), None)

@@ -154,7 +154,7 @@ def nearest_rows(
 
 
 def entries_on(device: str | torch.device) -> int:
-    """Returns how many similarities may be in memory at once: more on a GPU, a sixteenth of whose free bytes it is."""
+    """Returns how many similarities may be in memory at once. On a GPU, that is a sixteenth of its free bytes."""
     if torch.device(device).type != "cuda":
         return ENTRIES
     free, _ = torch.cuda.mem_get_info(device)
@@ -191,8 +191,11 @@ def cached_neighbours(
     together = shared is not None and distributed.any_process(rank == 0 and stored is None)
     if together:
         found = build(np.arange(shared)[distributed.shard(shared, rank, processes)])
-        parts = [distributed.gather(torch.from_numpy(part).to(distributed.device())) for part in vars(found).values()]
-        neighbours = Neighbours(*(part.cpu().numpy() for part in parts))
+        parts = []
+        for part in vars(found).values():
+            local = torch.from_numpy(part).to(distributed.device())
+            parts.append(distributed.gather(local).cpu().numpy())
+        neighbours = Neighbours(*parts)
 
     def complete() -> None:
         nonlocal neighbours

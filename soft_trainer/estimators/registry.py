@@ -39,10 +39,10 @@ def choose_estimator(
     model = arguments.estimator_model
     choice = None
     if ":" in name:
-        estimator = _users_own(name)
+        estimator = _imported(name)
     else:
         choice = ESTIMATORS[name]
-        estimator = _known(name, choice, arguments, query_columns, trust_remote_code)
+        estimator = _built_in(name, choice, arguments, query_columns, trust_remote_code)
     if model and not (choice and choice.takes_model):
         print_on_main(f"warning: estimator_model={model} has no effect, because estimator={name} takes no model")
     return estimator
@@ -72,7 +72,7 @@ def estimator_of_run(
         return choose_estimator(args, profile.query_columns, trust_remote_code)
 
 
-def _known(
+def _built_in(
     name: str,
     choice: EstimatorChoice | None,
     arguments: EstimatorOptions,
@@ -103,7 +103,7 @@ def _known(
     return estimator_class(**options)
 
 
-def _users_own(name: str):
+def _imported(name: str):
     """Imports a user's estimator class, `module:Class`, and calls it without arguments.
 
     Raises:

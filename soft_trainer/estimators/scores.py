@@ -1,4 +1,4 @@
-"""Defines estimators that know the similarity of a query's positive and hard negatives alone: scores of the rows."""
+"""Defines estimators that know only how similar a query is to its positive and its hard negatives."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.system.fingerprints import encoder_files_fingerprint
 from soft_trainer.system.terminal import print_on_main
 
-# The titles of what is ranked.
+# Titles of the systems that rank the corpus.
 LABELS = {
     "untrained": "encoder before training",
     "lexical": "BM25",
@@ -69,8 +69,8 @@ def load_ranks(path: str | Path) -> RankedQueries:
     if not path.is_file():
         raise UserError(f"{path}: no such folder or file")
     try:
-        # pyarrow reads a relative path such as `model:v1/x` as a URI, so it gets an open file. Not one of Python's:
-        # a thread of pyarrow that still has one while the interpreter ends aborts the process.
+        # pyarrow reads a relative path such as `model:v1/x` as a URI, so it gets an open file. A file of
+        # Python's would abort the process if a thread of pyarrow still held it when the interpreter ends.
         with pa.OSFile(os.fsencode(path)) as file:
             rows = pq.read_table(file)
     except (OSError, pa.ArrowException) as error:

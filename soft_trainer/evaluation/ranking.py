@@ -11,7 +11,7 @@ from soft_trainer.encoders.encoding import where_float64_exists
 from soft_trainer.errors import UserError
 
 _BLOCK = 2**25  # scores in memory at once
-_FEWEST = 128  # queries in a block, because float64 embeddings of a large corpus are computed again for each block
+_FEWEST = 128  # queries in a block, because each block converts the embeddings of a large corpus to float64 again
 _CORPUS = 2**26  # numbers of the corpus in float64 at once
 _HASHED = 2**22  # numbers to hash at once
 
@@ -128,10 +128,10 @@ def rank_codes(
     if excluded is None:
         excluded = torch.full_like(targets, -1)
     ranked = []
-    for queries, own, unranked in zip(
+    for queries, positives, unranked in zip(
         query_embeddings.split(size), targets.split(size), excluded.to(targets.device).split(size), strict=True
     ):
-        ranked.append(rank_scores(without(corpus.scores(queries), unranked), own, top_k))
+        ranked.append(rank_scores(without(corpus.scores(queries), unranked), positives, top_k))
     ranking = Ranking.join(ranked)
     scores = ranking.top_scores * score_scale
     scores = scores.to(torch.promote_types(query_embeddings.dtype, torch.float32))
@@ -160,8 +160,8 @@ def rank_scores(scores: Tensor, targets: Tensor, top_k: int = 10) -> Ranking:
     """
     codes = scores.shape[1]
     top_k = min(top_k, codes)
-    own = scores.gather(1, targets[:, None])
-    ranks = (scores >= own).view(torch.uint8).sum(dim=1, dtype=torch.int32).long()  # summing bool is slower
+    positive = scores.gather(1, targets[:, None])
+    ranks = (scores >= positive).view(torch.uint8).sum(dim=1, dtype=torch.int32).long()  # summing bool is slower
     best, columns = scores.topk(min(top_k + 1, codes))
     if top_k < codes:
         # If columns tie for rank K, `topk` may return any of them.

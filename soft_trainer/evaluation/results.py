@@ -35,10 +35,7 @@ METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall
 CHANGE = "mrr_change"  # from before to after training
 MARGIN = "mrr_change_margin"
 # Metrics for graded judgments.
-GRADED = {
-    MAP: "MAP",
-    NDCG: "nDCG@10",
-}
+GRADED = {MAP: "MAP", NDCG: "nDCG@10"}
 ROUNDING = 1e-9  # a larger difference between two means is not a rounding error
 # A report shows this many functions for each query, and this many characters of a text.
 _SHOWN = 3
@@ -85,15 +82,15 @@ def save_ranks(
         "top_codes": lines[top].tolist(),
         "top_relevant": relevant.tolist(),
     }
-    # Equal on the same data, whatever the order of the corpus and the columns that the encoder reads.
+    # Keys are equal on equal data, whatever the order of the corpus and whichever columns the encoder reads.
     query = text_column(split.queries, (*QUERY_COLUMNS, *profile.query_columns), "query")
     code = text_column(split.corpus, (*CODE_COLUMNS, *profile.code_columns), "code")
     codes = text_ids(f"{url}\0{text}" for url, text in zip(urls, row_texts(split.corpus, code), strict=True))
-    right = split.judgments.relevant
+    judged = split.judgments.relevant
     columns["key"] = []
     for row, text in enumerate(row_texts(split.queries, query)):
-        answers = slice(right.indptr[row], right.indptr[row + 1])
-        grades = zip(codes[right.indices[answers]].tolist(), right.data[answers].tolist(), strict=True)
+        answers = slice(judged.indptr[row], judged.indptr[row + 1])
+        grades = zip(codes[judged.indices[answers]].tolist(), judged.data[answers].tolist(), strict=True)
         columns["key"].append(fingerprint(text, sorted(grades)))
     facts = {"pool_size": str(len(urls)), "corpus": fingerprint(np.sort(codes))}
     made_by = encoder and encoder_files_fingerprint(encoder)

@@ -27,7 +27,7 @@ from soft_trainer.system.fingerprints import rows_fingerprint
 TAG = "soft_trainer"  # the name of the system, the last field of a line in a run file
 CUT = 10  # the ranks that count for nDCG
 MAP = "map"
-UNRANKED = "queries_in_corpus"  # queries whose own document is in the corpus, and not ranked for them
+UNRANKED = "queries_in_corpus"  # the number of queries that are also in the corpus, and not ranked for themselves
 NDCG = "ndcg@10"
 
 
@@ -83,9 +83,10 @@ class RetrievalOutput:
         Raises:
             UserError: an id contains white space, or a grade is not an integer.
         """
-        queries = _written_ids(
-            split.queries[OWN_ID][:] if OWN_ID in split.queries.column_names else [], len(split.queries), "q"
-        )
+        ids = []
+        if OWN_ID in split.queries.column_names:
+            ids = split.queries[OWN_ID][:]
+        queries = _written_ids(ids, len(split.queries), "q")
         codes = _written_ids(split.corpus["url"][:], len(split.corpus), "c")
         judged = split.judgments.relevant.tocoo()
         if (judged.data % 1).any():
@@ -100,7 +101,7 @@ class RetrievalOutput:
                 relevant = np.isin(columns, split.judgments.relevant[query].indices)
                 tied += int((scores[relevant][:, None] == scores).sum() > relevant.sum())
                 for rank, (column, score) in enumerate(zip(columns, scores, strict=True), 1):
-                    if score > -np.inf:  # otherwise, the function is the query's own document, which is not ranked
+                    if score > -np.inf:  # otherwise, the function is the query itself, which is not ranked
                         file.write(f"{queries[query]} Q0 {codes[column]} {rank} {score!s} {TAG}\n")
         with written_aside(f"{path}.qrels") as aside, open(aside, "w", encoding="utf-8") as file:
             for query, code, grade in zip(judged.row, judged.col, judged.data, strict=True):
@@ -167,7 +168,7 @@ def _rank_answers(
     if unranked is not None:
         excluded = torch.from_numpy(unranked)[rows[shard]]
     local = rank_codes(asked, codes, targets[shard], top_k, score_scale, excluded=excluded)
-    return Ranking(*(distributed.gather(part) for part in (local.ranks, local.top_indices, local.top_scores)))
+    return Ranking(*map(distributed.gather, (local.ranks, local.top_indices, local.top_scores)))
 
 
 def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
@@ -178,9 +179,9 @@ def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
 
 def best_answers(judgments: Judgments) -> np.ndarray:
     """Returns the index of each query's relevant function with the highest grade (the first in a tie), int64[Q]."""
-    right = judgments.relevant.tocoo()
-    pairs = pd.DataFrame({"query": right.row, "grade": right.data})
-    return right.col[pairs.groupby("query")["grade"].idxmax()].astype(np.int64)
+    judged = judgments.relevant.tocoo()
+    pairs = pd.DataFrame({"query": judged.row, "grade": judged.data})
+    return judged.col[pairs.groupby("query")["grade"].idxmax()].astype(np.int64)
 
 
 def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str, np.ndarray]]:
@@ -197,8 +198,8 @@ def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str,
         The ranking of the Q queries by their best-ranked relevant functions. Then a dict with the average precision
         (`map`) and nDCG (`ndcg@10`) of each query, float64[Q] each.
     """
-    right = judgments.relevant.tocoo()
-    pairs = pd.DataFrame({"query": right.row, "grade": right.data.astype(np.float64)})
+    judged = judgments.relevant.tocoo()
+    pairs = pd.DataFrame({"query": judged.row, "grade": judged.data.astype(np.float64)})
     pairs["rank"] = ranking.ranks.numpy(force=True)
     by_grade = pairs.sort_values("grade", ascending=False, kind="stable")
     # Relevant functions with the same score all have the last one's rank.
@@ -245,7 +246,10 @@ def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]
     start = f"{prefix}_{keys[0]}_"
     excluded = ("pool_size", "queries", UNRANKED, "runtime", "per_second")
     means = {}
-    for name in (name.removeprefix(start) for name in metrics if name.startswith(start)):
+    for metric in metrics:
+        if not metric.startswith(start):
+            continue
+        name = metric.removeprefix(start)
         values = [metrics.get(f"{prefix}_{key}_{name}") for key in keys]
         if not name.endswith(excluded) and all(isinstance(value, Real | Tensor) for value in values):
             means[f"{prefix}_{name}"] = float(np.mean(values))
@@ -262,5 +266,8 @@ def shorter_metric(dim: int) -> str:
 
 def shorter_titles(metrics: Iterable[str]) -> dict[str, str]:
     """Returns table titles for the MRRs of truncated embeddings in `metrics`, keyed by name, most dimensions first."""
-    dims = {int(match[1]) for match in map(re.compile(r"mrr_(\d+)").fullmatch, metrics) if match}
+    dims = []
+    for name in metrics:
+        if match := re.fullmatch(r"mrr_(\d+)", name):
+            dims.append(int(match[1]))
     return {shorter_metric(dim): f"MRR, {dim} dimensions" for dim in sorted(dims, reverse=True)}

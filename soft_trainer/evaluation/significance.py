@@ -94,11 +94,15 @@ def compare_crossed(strata: Sequence[ArrayLike]) -> Comparison:
         UserError: a group has fewer than two queries.
     """
     strata = [np.asarray(each, dtype=np.float64) for each in strata]
-    number = sum(each.shape[1] for each in strata)
-    if min(each.shape[1] for each in strata) < 2:
+    sizes = [each.shape[1] for each in strata]
+    number = sum(sizes)
+    if min(sizes) < 2:
         raise UserError("A comparison needs at least two queries in each set.")
-    of_seeds = []  # variances of the mean difference, with their degrees of freedom
-    of_queries = 0.0
+    # Variances of the mean difference, and the denominator of the seeds' degrees of freedom, all summed over groups.
+    from_seeds = 0.0
+    from_queries = 0.0
+    squares = 0.0
+    means = []
     for differences in strata:
         seeds, queries = differences.shape
         share = queries / number
@@ -108,15 +112,17 @@ def compare_crossed(strata: Sequence[ArrayLike]) -> Comparison:
         if seeds > 1:
             residuals = differences - by_seed[:, None] - by_query + differences.mean()
             variance -= (residuals**2).sum() / (seeds - 1) / (queries - 1) / seeds
-            of_seeds.append((share**2 * by_seed.var(ddof=1) / seeds, seeds - 1))
-        of_queries += share**2 * max(variance, 0.0) / queries
-    over_seeds = sum(variance for variance, _ in of_seeds)
-    freedom_of_seeds = 1.0
-    if over_seeds > 0:
-        freedom_of_seeds = over_seeds**2 / sum(variance**2 / freedom for variance, freedom in of_seeds)
-    freedom = np.array([freedom_of_seeds, number - len(strata)])
-    variances = np.array([over_seeds, of_queries])
-    by_query = np.concatenate([differences.mean(axis=0) for differences in strata])
+            seed_variance = share**2 * by_seed.var(ddof=1) / seeds
+            from_seeds += seed_variance
+            squares += seed_variance**2 / (seeds - 1)
+        from_queries += share**2 * max(variance, 0.0) / queries
+        means.append(by_query)
+    seed_freedom = 1.0
+    if from_seeds > 0:
+        seed_freedom = from_seeds**2 / squares
+    freedom = np.array([seed_freedom, number - len(strata)])
+    variances = np.array([from_seeds, from_queries])
+    by_query = np.concatenate(means)
     delta = float(by_query.mean())
     counts = _wins_losses_ties(by_query)
     error = float(np.sqrt(variances.sum()))

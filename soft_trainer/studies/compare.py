@@ -19,7 +19,7 @@ from soft_trainer.evaluation.significance import (
     difference_text,
     reciprocal_ranks,
 )
-from soft_trainer.system.files import ranks_file, unfinished
+from soft_trainer.system.files import RANKS, files_matching, ranks_file, unfinished
 from soft_trainer.system.terminal import shortened
 
 
@@ -35,7 +35,7 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
         if not path.is_file():
             if problem := unfinished(path.parent):
                 raise UserError(f"{path.parent}: {problem}")
-            present = ", ".join(sorted(file.name for file in path.parent.glob("ranks-*.parquet"))) or "none"
+            present = ", ".join(files_matching(path.parent, (RANKS,))) or "none"
             raise UserError(
                 f"{path.parent}: no ranks of {split} by {system} (files of ranks: {present}); `soft-trainer evaluate "
                 "FOLDER --output_dir DIR` writes ranks to DIR"
@@ -75,7 +75,8 @@ class Pairing:
 
     def compare(self) -> Comparison:
         """Returns the paired comparison of the two systems' first runs."""
-        return compare_paired(*(values[0] for values in self.by_seed))
+        a, b = self.by_seed
+        return compare_paired(a[0], b[0])
 
     def changes(self, number: int = 10) -> list[str]:
         """Describes the queries whose reciprocal ranks differ most between the systems, largest difference first.

@@ -16,6 +16,7 @@ from soft_trainer.evaluation.significance import difference_text, holm
 from soft_trainer.studies.compare import Pairing, SetComparison, p_text, ranks_of
 from soft_trainer.system.files import (
     NUMBERS,
+    RANKS,
     RECORD,
     TRAINING_PICTURE,
     check_writable,
@@ -79,7 +80,7 @@ def find_runs(folders: Sequence[str | Path]) -> tuple[dict[str, list[ReportedRun
         if not root.is_dir():
             raise UserError(f"{root}: no such folder")
         found = set()
-        for name in (RECORD, NUMBERS, "ranks-*.parquet"):
+        for name in (RECORD, NUMBERS, RANKS):
             found.update(path.parent for path in root.rglob(name))
         for folder in sorted(found):
             try:
@@ -208,7 +209,9 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
     check_writable(output_dir, f"output_dir={output_dir}")
     with reporting_disk_errors(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
-        logs = {method: [run.log for run in of_method] for method, of_method in methods.items()}
+        logs = {}
+        for method, of_method in methods.items():
+            logs[method] = [run.log for run in of_method]
         if picture := draw_training(logs, output_dir / TRAINING_PICTURE):
             parts.append(f"## Training\n\n![Loss and MRR by step]({picture.name})")
         parts += ["## Runs", runs_table(runs)]
@@ -260,11 +263,16 @@ def _measured(methods: Mapping[str, Sequence[ReportedRun]], name: str, system: s
     """Returns the MRRs of a system's runs, and the sizes of their corpora as text, keyed by method."""
     measured = {}
     for method, runs in methods.items():
-        metrics = [run.results[name][system] for run in runs if system in run.results.get(name, {})]
-        if metrics:
-            sizes = sorted({each["pool_size"] for each in metrics if "pool_size" in each})
-            text = ", ".join(f"{size:,.0f}" for size in sizes)  # MRR depends on the corpus size
-            measured[method] = [each["mrr"] for each in metrics], text
+        mrrs = []
+        sizes = set()
+        for run in runs:
+            metrics = run.results.get(name, {}).get(system)
+            if metrics is not None:
+                mrrs.append(metrics["mrr"])
+                sizes.add(metrics.get("pool_size"))
+        if mrrs:
+            known = sorted(sizes - {None})
+            measured[method] = mrrs, ", ".join(f"{size:,.0f}" for size in known)  # MRR depends on the corpus size
     return measured
 
 
@@ -273,12 +281,16 @@ def runs_table(runs: Sequence[ReportedRun]) -> str:
     options = [run.record.get("options", {}) for run in runs]
     shown = {"seed", "learning_rate", "num_train_epochs"}.union(*(run.record["loss"] for run in runs))
     names = dict.fromkeys(chain.from_iterable(options))
-    differing = [name for name in names if name not in shown and len({str(each.get(name)) for each in options}) > 1]
+    differing = []
+    for name in names:
+        values = {str(each.get(name)) for each in options}
+        if name not in shown and len(values) > 1:
+            differing.append(name)
     rows = []
     for run, of_run in zip(runs, options, strict=True):
         training = run.record["training"]
         loss = run.record["loss"].items()
         settings = ", ".join(f"{name} {value}" for name, value in loss if value is not None)
-        values = [*(training.get(name) for name in TRAINING), *(of_run.get(name) for name in differing)]
+        values = [*map(training.get, TRAINING), *map(of_run.get, differing)]
         rows.append([str(run.folder), run.seed, settings, *values])
     return table(["folder", "seed", "settings", *TRAINING, *differing], rows, floats="g")

@@ -1,4 +1,4 @@
-"""Runs a study's configurations with several seeds. A run that is finished or interrupted finds out by itself."""
+"""Runs a study's configurations with several seeds. Each run finds out whether it is finished or resumes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
             options = shared | (own or {}) | changes
             for key in ("seed", "output_dir"):
                 if key in options:
-                    raise UserError(f"{path}: {name} has {key}, which the study sets")
+                    raise UserError(f"{path}: {name} has {key}, which the study sets; remove it")
             recipe = {}
             if "config" in options:
                 recipe = read_recipe(path.parent / options.pop("config"))
@@ -137,7 +137,7 @@ def plan(study: Study) -> str:
 
 
 def run_all(study: Study, redo: bool = False) -> int:
-    """Starts the runs, one at a time, and prints a summary. Each run decides whether it is done, goes on or begins.
+    """Starts the runs, one at a time, and prints a summary. Each run decides whether it is done, resumes or begins.
 
     Args:
         redo: whether to repeat the runs from the beginning.

@@ -1,1 +1,1 @@
-"""What the package needs of the system around it: files, the terminal, processes, hashes of content, `base`."""
+"""Handles files, the terminal, processes, hashes of content, and the packaged encoder `base`."""

@@ -54,9 +54,9 @@ ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.json
 UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
 CARD = "README.md"
 PREVIOUS_CARD = f"{CARD}.previous"  # a card that the user had edited before another run replaced it
-WRITTEN = "<!-- Written by soft_trainer."  # the start of the last line of a card, which the templates have
+WRITTEN = "<!-- Written by soft_trainer."  # starts the last line of a card; the templates contain it
 RANKS = "ranks-*.parquet"
-_RESERVED = re.compile(r'[%/\\:*?"<>|\x00-\x1f]')  # characters that some file system refuses in a file's name
+_RESERVED = re.compile(r'[%/\\:*?"<>|\x00-\x1f]')  # characters that some file systems refuse in a file name
 CHECKPOINTS = "checkpoint-*"
 SETTINGS_FILE = "config_sentence_transformers.json"
 SENTENCE_TRANSFORMERS_FILES = (
@@ -122,8 +122,8 @@ def write_text(path: str | Path, text: str) -> None:
 def ranks_file(name: str, system: str) -> str:
     """Returns the name of the file with the ranks of a set of queries: `ranks-test-trained.parquet`.
 
-    Set names are the user's. What a file's name cannot contain is percent-encoded, so that different sets have
-    different files: the set `org/name` has `ranks-org%2Fname-trained.parquet`.
+    Users choose the names of sets. Characters that a file name cannot contain are percent-encoded, so that different
+    sets have different files: the set `org/name` has `ranks-org%2Fname-trained.parquet`.
     """
     name = _RESERVED.sub(lambda found: f"%{ord(found[0]):02X}", name)
     return f"ranks-{name}-{system}.parquet"
@@ -185,10 +185,12 @@ def write_results(folder: str | Path, record: Mapping, **parts: Mapping[str, flo
     of all parts. The record, `run.json`, is written last.
     """
     folder = Path(folder)
+    everything = {}
     for part, numbers in parts.items():
+        everything |= numbers
         if numbers:
             write_json(folder / f"{part}_results.json", dict(numbers))
-    write_json(folder / NUMBERS, {name: number for numbers in parts.values() for name, number in numbers.items()})
+    write_json(folder / NUMBERS, everything)
     write_json(folder / RECORD, dict(record))
 
 
@@ -204,12 +206,12 @@ def files_matching(folder: str | Path, patterns: Iterable[str]) -> list[str]:
 
 
 def is_finished(record: Mapping) -> bool:
-    """Returns True if a record is of a run that has ended. It has the results, even if there are none."""
+    """Returns True if a record belongs to a run that has ended: it has results, which may be empty."""
     return "results" in record
 
 
 def unfinished(folder: str | Path) -> str | None:
-    """Says what to do with the folder of a run that has not ended. Returns None for any other folder."""
+    """Returns a message about what to do with an interrupted run's folder, or None for any other folder."""
     folder = Path(folder)
     if not (folder / RECORD).is_file() or is_finished(read_json(folder / RECORD)):
         return None

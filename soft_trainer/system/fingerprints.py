@@ -242,12 +242,12 @@ def encoder_file_hashes(folder: str | os.PathLike) -> dict[str, str]:
     Logs and results that a run wrote to the folder are skipped.
     """
     root = Path(folder)
-    paths = {path for pattern in _ENCODER_FILES for path in root.glob(pattern)}
-    settings = "".join(path.read_text(errors="replace") for path in sorted(paths) if path.name in _NAME_CODE)
-    code = [*root.glob("*.py")]
-    if any(f"{path.stem}." in settings for path in code):  # otherwise the scripts are not the model's code
-        paths.update(code)
-    return {path.relative_to(root).as_posix(): file_fingerprint(path) for path in paths if path.is_file()}
+    names = files_matching(root, _ENCODER_FILES)
+    settings = "".join((root / name).read_text(errors="replace") for name in names if Path(name).name in _NAME_CODE)
+    code = files_matching(root, ("*.py",))
+    if any(name.removesuffix("py") in settings for name in code):  # otherwise the scripts are not the model's code
+        names += code
+    return {name: file_fingerprint(root / name) for name in names}
 
 
 def model_code(folder: Path) -> set[str]:

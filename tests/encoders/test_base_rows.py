@@ -1,4 +1,4 @@
-"""The rows that train `base` leave out what is measured elsewhere (`benchmarks/base_encoder.py`)."""
+"""The rows that train `base` exclude the rows of evaluation sets (`benchmarks/base_encoder.py`)."""
 
 import importlib
 from pathlib import Path

@@ -288,7 +288,7 @@ def test_a_packed_pass_needs_no_value_on_the_host(kind, settings, layers):
 
 
 class Wrapper(torch.nn.Module):
-    """Stands in for the wrapper of DeepSpeed, which has a `config` of its own, or of `torch.compile` around DDP."""
+    """Stands in for DeepSpeed's wrapper, which has another `config`, or for `torch.compile` around DDP."""
 
     def __init__(self, module, **own):
         super().__init__()

@@ -18,7 +18,7 @@ EXPORTED = {
 
 
 def tiny_model(kind: str, settings: dict, positions: int, **options) -> transformers.PreTrainedModel:
-    """Makes a model of a kind such as "Roberta", without dropout. `options` are those of the model's class."""
+    """Makes a model of a kind such as "Roberta", without dropout. `options` configure the model."""
     limits = {} if kind == "T5" else {"max_position_embeddings": positions}
     config = getattr(transformers, f"{kind}Config")(**limits, **settings)
     for option, value in config.to_dict().items():

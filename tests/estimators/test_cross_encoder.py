@@ -1,4 +1,4 @@
-"""A cross-encoder as the teacher: its scores against sentence-transformers, and refusals where it is no encoder."""
+"""A cross-encoder as the teacher: its scores equal those of sentence-transformers, and it is refused as an encoder."""
 
 import pytest
 import torch
@@ -172,7 +172,7 @@ def test_the_loss_in_sentence_transformers_learns_from_a_cross_encoder(plain, en
     assert found.item() == pytest.approx(float(expected) / 8, abs=1e-5)
 
 
-# ---- Where an encoder is expected ----
+# ---- A cross-encoder instead of an encoder ----
 
 EXPECTED = {
     "load_encoder": lambda folder, out: load_encoder(folder, device="cpu"),

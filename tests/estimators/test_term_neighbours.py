@@ -10,7 +10,7 @@ from soft_trainer.estimators.neighbours import Excluded, recall_of
 from soft_trainer.estimators.term_neighbours import nearest_by_terms
 
 
-def left_out_of(texts: np.ndarray) -> Excluded:
+def excluding_copies(texts: np.ndarray) -> Excluded:
     """Excludes each query's positive, and other codes with the same text."""
     own = sparse.eye_array(len(texts), dtype=np.float32, format="csr")
     return Excluded(np.arange(len(texts)), RelevantCodes(own, np.arange(len(texts)), texts))
@@ -36,7 +36,7 @@ def test_few_rows_compare_all_products(counts, monkeypatch, common):
     monkeypatch.setattr(term_neighbours, "ENTRIES", 10_000)
     queries, documents, texts = (part[:600] for part in counts)
     scores = (queries @ documents.T).toarray()
-    found = nearest_by_terms(queries, documents, 6, left_out_of(texts))
+    found = nearest_by_terms(queries, documents, 6, excluding_copies(texts))
     np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
     scores[texts[:, None] == texts] = 0
     expected = -np.sort(-scores, axis=1)[:, :6]
@@ -50,8 +50,8 @@ def test_few_rows_compare_all_products(counts, monkeypatch, common):
 def test_many_rows_visit_only_the_rarest_terms(counts, capsys, monkeypatch):
     monkeypatch.setattr(term_neighbours, "VISITED", 64)
     queries, documents, texts = counts
-    exact = nearest_by_terms(queries, documents, 10, left_out_of(texts))
-    found = nearest_by_terms(queries, documents, 10, left_out_of(texts), exact_up_to=0)
+    exact = nearest_by_terms(queries, documents, 10, excluding_copies(texts))
+    found = nearest_by_terms(queries, documents, 10, excluding_copies(texts), exact_up_to=0)
     recall = recall_of(found.rows, exact.rows)
     assert 0.85 < recall < 1
     printed = float(capsys.readouterr().err.split("recall@10 ")[1].split()[0])

@@ -90,7 +90,7 @@ def test_strata_count_by_their_queries_and_equal_differences_have_no_interval():
 @pytest.mark.parametrize("spread", [0, 0.005, 0.02])  # of the seeds; 0.12 of the queries, 0.15 of both together
 @pytest.mark.parametrize("sets", [[2536], [500, 300]])
 def test_a_true_null_hypothesis_is_rejected_in_at_most_eight_percent(seeds, spread, sets):
-    """The complement is the coverage, because the interval has the differences whose p is 0.05 or more."""
+    """The complement is the coverage, because the interval consists of the differences whose p is 0.05 or more."""
     generator = np.random.default_rng(1)
     rejected = missed = 0
     for _ in range(500):

@@ -141,8 +141,8 @@ def test_rows_are_found_by_their_texts_whatever_their_order(tuples, still, featu
     assert_same(step(loss_of(still, train_dataset), *features_of(still, train_dataset, ROWS[::-1])), whole)
     # Labels made after shuffling identify the same rows.
     shuffled = with_rows(tuples.shuffle(seed=5))
-    places = [shuffled["label"][:].index(label) for label in given[1].tolist()]
-    assert_same(step(loss_of(still, train_dataset), *features_of(still, shuffled, places)), whole)
+    positions = [shuffled["label"][:].index(label) for label in given[1].tolist()]
+    assert_same(step(loss_of(still, train_dataset), *features_of(still, shuffled, positions)), whole)
 
 
 def test_rows_of_another_data_set_are_an_error(pairs, still, features_of):

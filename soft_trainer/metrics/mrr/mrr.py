@@ -74,20 +74,22 @@ class MRR(evaluate.Metric):
         pools = references
         if isinstance(references[0], str):
             ranks = []
-            for given, right in pairs:
+            for given, relevant in pairs:
                 ids = list(given)
-                ranks.append(ids.index(right) + 1 if right in ids else np.inf)
+                ranks.append(ids.index(relevant) + 1 if relevant in ids else np.inf)
             pools = [pool_size]
         elif np.ndim(predictions[0]):
             ranks = []
             pools = [len(scores) for scores in predictions]
-            for row, (given, right) in enumerate(pairs):
+            for row, (given, relevant) in enumerate(pairs):
                 scores = np.asarray(given)
-                if not 0 <= right < len(scores):
-                    raise ValueError(f"references[{row}] is {right}, but predictions[{row}] has {len(scores)} scores.")
+                if not 0 <= relevant < len(scores):
+                    raise ValueError(
+                        f"references[{row}] is {relevant}, but predictions[{row}] has {len(scores)} scores."
+                    )
                 if np.isnan(scores).any():
                     raise ValueError(f"predictions[{row}] contains NaN, so the functions cannot be ranked.")
-                ranks.append((scores >= scores[right]).sum())  # others with the same score come first
+                ranks.append((scores >= scores[relevant]).sum())  # others with the same score come first
         else:
             ranks = predictions
             for row, (rank, pool) in enumerate(pairs):
