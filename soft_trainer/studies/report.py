@@ -231,8 +231,11 @@ def results_table(
     rows = []
     for system in ("untrained", "lexical"):
         measured = _measured(methods, name, system)
-        values = {round(value, 4) for mrrs, _ in measured.values() for value in mrrs}
-        sizes = {size for _, size in measured.values()}
+        values = set()
+        sizes = set()
+        for mrrs, size in measured.values():
+            values.update(round(mrr, 4) for mrr in mrrs)
+            sizes.add(size)
         if len(values) == 1 and len(sizes) == 1:
             rows.append([LABELS[system], None, *values, *sizes, None, None, None])
             continue

@@ -70,9 +70,9 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     for name in content:
         if name not in KEYS:
             raise UserError(f"{path}: unknown key {name!r}; the keys of a study are {', '.join(KEYS)}")
-    for key, kind in {"runs": dict, "seeds": list}.items():
+    for key, kind, named in (("runs", dict, "mapping of names to options"), ("seeds", list, "list of numbers")):
         if not isinstance(content.get(key), kind) or not content[key]:
-            raise UserError(f"{path}: {key}: expected a {kind.__name__}")
+            raise UserError(f"{path}: {key}: expected a {named}")
     root = output_dir or content.get("output_dir")
     if not root:
         raise UserError(f"{path}: set output_dir, the parent of the runs' folders")

@@ -73,5 +73,8 @@ def _expanded() -> Path:
 def common_words() -> dict[str, float]:
     """Returns the words in the vocabulary of `base` as `{word: frequency}`. Frequencies follow Zipf's law."""
     vocabulary = read_json(PACKAGED / "tokenizer.json")["model"]["vocab"]
-    words = [word for word in vocabulary if not word.startswith("[")]  # others are special tokens
-    return {word: 1 / (rank + 1) for rank, word in enumerate(words)}
+    frequencies = {}
+    for word in vocabulary:
+        if not word.startswith("["):  # special tokens do
+            frequencies[word] = 1 / (len(frequencies) + 1)
+    return frequencies

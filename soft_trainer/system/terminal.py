@@ -88,7 +88,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f",
 
     unparsed = []
     if rows:  # without rows, tabulate has no columns to index
-        unparsed = [headers.index(header) for header in text]
+        unparsed = list(map(headers.index, text))
     return tabulate(
         rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",", disable_numparse=unparsed
     )

@@ -57,7 +57,7 @@ def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file
     ("changes", "words"),
     [
         ({"grid": {}}, "unknown key 'grid'"),
-        ({"runs": []}, "runs: expected a dict"),
+        ({"runs": []}, "runs: expected a mapping of names to options"),
         ({"seeds": 3}, "seeds: expected a list"),
         ({"output_dir": None}, "set output_dir, the parent"),
         ({"runs": {"a": {"data_dir": "{nothing}"}}}, "no option or run has this name"),
