@@ -35,13 +35,11 @@ class RunFileOptions:
     run_file: str | None = unset(
         "Write rankings for trec_eval, ranx or ir-measures to FILE, and judgments to FILE.qrels. With several sets, "
         "the file names get the sets' names.",
-        common=True,
         group="output",
     )
     run_depth: int = option(
         1000,
         "Functions to list in --run_file for each query. MAP needs the whole corpus.",
-        common=True,
         group="output",
         least=1,
     )

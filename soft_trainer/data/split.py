@@ -351,7 +351,7 @@ class Split:
 
     @classmethod
     def joined(cls, parts: Mapping[str, Split]) -> Split:
-        """Concatenates splits with the same columns, such as those of several languages.
+        """Concatenates splits with the same columns, such as one for each language.
 
         Equal ids in different parts do not make a function relevant. Equal texts still do (see `RelevantCodes`).
         """

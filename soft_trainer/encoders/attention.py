@@ -1,4 +1,4 @@
-"""Defines the attention of packed passes: each token attends to the tokens of its own text only.
+"""Defines the attention of packed passes: each token attends only to tokens of the same text.
 
 `attend` is registered with `transformers` under the name `PACKED`. On a GPU, it calls torch's variable-length flash
 kernel. On a CPU, where torch has no such kernel, `TextAttention` computes short texts of similar length together, and

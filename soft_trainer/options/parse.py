@@ -143,7 +143,8 @@ def short_help(
     groups = {}
     for kind in dataclass_types:
         for name, declared in option_specs(kind).items():
-            if declared.common if common is None else name in common:
+            listed = declared.common if common is None else name in common
+            if listed:
                 if declared.group not in groups:
                     groups[declared.group] = parser.add_argument_group(declared.group)
                 field = kind.__dataclass_fields__[name]

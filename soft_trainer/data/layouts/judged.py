@@ -33,7 +33,7 @@ def finds(files: Files) -> bool:
 
 
 def read(files: Files, context: Context) -> dict[str, Split]:
-    """Reads the judged queries. Their corpus is the folder's codebase, otherwise that of the run.
+    """Reads the judged queries. Their corpus is the folder's codebase, otherwise the run's.
 
     If a pair has several grades, their mean counts. Judgments about functions outside the corpus are ignored, and
     queries without a relevant function in the corpus are skipped.
